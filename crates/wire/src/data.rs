@@ -1,0 +1,314 @@
+//! Messages to and between data nodes.
+//!
+//! Bytes travel in the frame's payload; `checksums` holds one CRC32C for each 4 KiB of the payload,
+//! counted from the payload's first byte (the last may be shorter). They are computed in the
+//! client's buffer, checked by every receiver before it answers, and returned with reads.
+
+use milpa_types::{
+    DataError, DiskId, Epoch, ExtentId, FreedRange, InodeId, NodeId, PartitionId, SessionId,
+    VolumeId,
+};
+use serde::{Deserialize, Serialize};
+
+/// Largest append, overwrite or read in bytes.
+pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
+
+/// Everything that a data node answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataRequest {
+    /// Client to primary: add the payload to an extent (CFS 2.2.4).
+    Append(Append),
+    /// Primary to backup: the same bytes at the place that the primary gave them.
+    Replicate(Replicate),
+    /// Client to any member: bytes of an extent, below the length that the key licenses.
+    Read(Read),
+    /// Client to every member: answer when these extents are on disk.
+    Flush {
+        /// Which partition.
+        partition: PartitionId,
+        /// The client's epoch.
+        epoch: Epoch,
+        /// Which extents, and how many bytes of each must be there.
+        extents: Vec<(ExtentId, u64)>,
+    },
+    /// Client to Raft leader: replace bytes below the commit offset, in place.
+    Overwrite(Overwrite),
+    /// Client to primary: the writer appends no more to this extent.
+    Close {
+        /// Which partition.
+        partition: PartitionId,
+        /// Which extent.
+        extent: ExtentId,
+    },
+    /// Meta leader to every member: no file refers to these bytes any more. Idempotent.
+    Free {
+        /// What to free.
+        ranges: Vec<FreedRange>,
+    },
+    /// Primary to member: an extent's state, for sealing and repair.
+    ExtentInfo {
+        /// Which partition.
+        partition: PartitionId,
+        /// Which; all of them if empty.
+        extents: Vec<ExtentId>,
+    },
+    /// Primary to member: cut the extent to this length and take no more appends.
+    Seal {
+        /// Which partition.
+        partition: PartitionId,
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which extent.
+        extent: ExtentId,
+        /// Its final length.
+        length: u64,
+    },
+    /// Member to member: bytes of an extent for a replica that lacks them, holes left out.
+    Fetch {
+        /// Which partition.
+        partition: PartitionId,
+        /// Which extent.
+        extent: ExtentId,
+        /// First byte.
+        offset: u64,
+        /// At most this many bytes.
+        length: u64,
+    },
+    /// From the manager: hold a replica of a new partition.
+    CreatePartition(CreateDataPartition),
+    /// From the manager: drop the replica of a deleted volume's partition.
+    DeletePartition {
+        /// Which.
+        partition: PartitionId,
+    },
+    /// From the manager to the Raft leader: commit this configuration in the partition's group.
+    Configure {
+        /// Which partition.
+        partition: PartitionId,
+        /// The new configuration; its epoch is one above the present one.
+        configuration: Configuration,
+    },
+    /// From the manager, an operator or a member: what is held here.
+    Report,
+    /// From an operator: hashes of one partition's extents, to compare replicas byte by byte.
+    Digest {
+        /// Which partition.
+        partition: PartitionId,
+    },
+}
+
+/// Who takes part in a data partition, decided by the manager, committed by the group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Configuration {
+    /// Version.
+    pub epoch: Epoch,
+    /// Members: each holds every byte that this epoch acknowledges.
+    pub members: Vec<NodeId>,
+    /// The member that orders appends.
+    pub primary: NodeId,
+}
+
+/// Adds bytes to an extent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Append {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// The client's epoch.
+    pub epoch: Epoch,
+    /// For which file.
+    pub inode: InodeId,
+    /// By whom.
+    pub session: SessionId,
+    /// Where within the file the payload starts; kept in the record of a small piece.
+    pub file_offset: u64,
+    /// Where to.
+    pub target: AppendTarget,
+    /// Answer when the bytes are on the disks of all members, not only in their memory.
+    pub sync: bool,
+    /// Of the payload.
+    pub checksums: Vec<u32>,
+}
+
+/// Where an append goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AppendTarget {
+    /// A new extent of the file's own, from offset 0. The primary gives the id. Give the same
+    /// `token` in a repeat: it returns the same extent.
+    New {
+        /// Chosen by the client, unique in its session.
+        token: u64,
+    },
+    /// The end of an extent that this session opened.
+    Extent {
+        /// Which.
+        extent: ExtentId,
+        /// Must be its end, or below it for a repeat of bytes that are there.
+        offset: u64,
+    },
+    /// The primary's current extent for small files; all of the payload is one piece. Give the
+    /// same `token` in a repeat.
+    Small {
+        /// Chosen by the client, unique in its session.
+        token: u64,
+    },
+}
+
+/// An append at the place that the primary gave it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Replicate {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// The primary's epoch: any other is refused.
+    pub epoch: Epoch,
+    /// Which extent; created at offset 0.
+    pub extent: ExtentId,
+    /// Where; must be the backup's end.
+    pub offset: u64,
+    /// Bytes below this are on all members: the commit offset as of the last answer.
+    pub committed: u64,
+    /// For which file (of a large extent; a small piece has it in its record).
+    pub inode: InodeId,
+    /// By whom.
+    pub session: SessionId,
+    /// Flush before answering.
+    pub sync: bool,
+    /// Of the payload.
+    pub checksums: Vec<u32>,
+}
+
+/// A read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Read {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// Which extent.
+    pub extent: ExtentId,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes, at most [`TRANSFER_BYTES_MAX`].
+    pub length: u32,
+    /// The client has seen bytes of this extent overwritten in place: only the group's leader may
+    /// answer.
+    pub at_leader: bool,
+}
+
+/// Replaces bytes in place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Overwrite {
+    /// Which partition.
+    pub partition: PartitionId,
+    /// The client's epoch.
+    pub epoch: Epoch,
+    /// Which extent.
+    pub extent: ExtentId,
+    /// First byte; the whole range lies below the commit offset.
+    pub offset: u64,
+    /// Of the payload.
+    pub checksums: Vec<u32>,
+}
+
+/// Answers to requests, by request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataAnswer {
+    /// Done; nothing to tell.
+    Done,
+    /// Append.
+    Appended {
+        /// The extent.
+        extent: ExtentId,
+        /// Where the payload's first byte went.
+        offset: u64,
+        /// Bytes below this are on all members.
+        committed: u64,
+    },
+    /// Read, Fetch: the bytes are the payload.
+    Bytes {
+        /// Of the payload. The first covers bytes up to the next 4 KiB boundary *of the extent*,
+        /// as stored blocks do.
+        checksums: Vec<u32>,
+        /// Fetch: how many bytes of hole precede the payload.
+        hole: u64,
+    },
+    /// ExtentInfo.
+    Extents(Vec<ExtentState>),
+    /// Report.
+    Report(DataNodeReport),
+    /// Digest.
+    Digest(Vec<ExtentDigest>),
+}
+
+/// The reply body of every data node.
+pub type DataReply = Result<DataAnswer, DataError>;
+
+/// One extent on one replica.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtentState {
+    /// Which.
+    pub extent: ExtentId,
+    /// The epoch in which it is or was appended.
+    pub epoch: Epoch,
+    /// Bytes held whose checksums are valid.
+    pub length: u64,
+    /// Bytes known to be on all members.
+    pub committed: u64,
+    /// Whether it takes no more appends.
+    pub sealed: bool,
+    /// Whether bytes of it were overwritten in place.
+    pub overwritten: bool,
+    /// Bytes allocated on disk.
+    pub allocated: u64,
+}
+
+/// A hash of one extent's live bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExtentDigest {
+    /// Which.
+    pub extent: ExtentId,
+    /// Bytes hashed: up to the commit offset.
+    pub length: u64,
+    /// CRC32C over the checksums of its blocks; freed blocks count as zeros.
+    pub hash: u32,
+}
+
+/// What a data node needs to hold a replica.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CreateDataPartition {
+    /// Id and Raft group.
+    pub partition: PartitionId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// The disk to use, of those that the node reported.
+    pub disk: DiskId,
+    /// First configuration.
+    pub configuration: Configuration,
+    /// Acknowledge overwrites from memory (`durability = memory`).
+    pub relaxed: bool,
+}
+
+/// What a data node holds, for the manager's placement and for operators.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataNodeReport {
+    /// One line a partition.
+    pub partitions: Vec<DataPartitionReport>,
+}
+
+/// One replica of a data partition.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPartitionReport {
+    /// Which.
+    pub partition: PartitionId,
+    /// On which of the node's disks.
+    pub disk: DiskId,
+    /// The configuration that this replica has adopted.
+    pub configuration: Configuration,
+    /// Raft leader that this replica knows.
+    pub leader: Option<NodeId>,
+    /// Raft term.
+    pub term: u64,
+    /// Bytes allocated on disk.
+    pub allocated_bytes: u64,
+    /// Extents.
+    pub extents: u64,
+    /// Extents whose replicas are not known to be equal: waiting for alignment or repair.
+    pub unaligned: u64,
+}
