@@ -1,0 +1,183 @@
+//! The settings of a meta node, as its config file gives them.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use milpa_types::DEFAULT_ZONE;
+use serde::{Deserialize, Serialize};
+
+/// One meta node. The first four fields have no default: a node must be told where it lives and
+/// who manages it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MetaNodeConfig {
+    /// Directory for the node's identity, Raft log and snapshots. Created if missing. It needs
+    /// room for the log (twice `snapshot_after_bytes` of each partition) and two snapshots of
+    /// each partition.
+    pub directory: PathBuf,
+    /// Address for clients and other nodes, `ip:port`. It is told to the manager, so it must be
+    /// reachable from outside (not `0.0.0.0`). Port 0 takes any free port.
+    pub listen: SocketAddr,
+    /// Address for metrics and health, `ip:port`. Port 0 takes any free port.
+    pub http_listen: SocketAddr,
+    /// Addresses of the managers, at least one.
+    pub managers: Vec<SocketAddr>,
+    /// Zone (leaf switch) of this server: 1 to 64 bytes.
+    #[serde(default = "default_zone")]
+    pub zone: String,
+    /// Region (fault domain) of this server, at most 64 bytes; empty for a region of its own.
+    #[serde(default)]
+    pub region: String,
+    /// Memory in bytes above which the node takes no new inodes: clients see ENOSPC, everything
+    /// else goes on. 0 for three quarters of the machine's memory; else at least 64 MiB.
+    #[serde(default)]
+    pub memory_limit_bytes: u64,
+    /// Milliseconds after the last word of a client until its session ends and the files that
+    /// only it held open are deleted: 1,000 to 600,000. The same on all meta nodes.
+    #[serde(default = "default_session_lease_ms")]
+    pub session_lease_ms: u64,
+    /// Log entries of one partition since its last snapshot, after which the next is written:
+    /// 100 or more.
+    #[serde(default = "default_snapshot_after_entries")]
+    pub snapshot_after_entries: u64,
+    /// Log bytes of one partition since its last snapshot, after which the next is written:
+    /// 65,536 or more.
+    #[serde(default = "default_snapshot_after_bytes")]
+    pub snapshot_after_bytes: u64,
+    /// Proposals of one partition that may wait for a majority, before clients are told to try
+    /// again later: 1 to 1,000,000.
+    #[serde(default = "default_proposals_max")]
+    pub proposals_max: usize,
+}
+
+fn default_zone() -> String {
+    DEFAULT_ZONE.to_owned()
+}
+
+/// DESIGN.md section 4; RELIABILITY.md 4.3 says how long others may wait for a lost client.
+fn default_session_lease_ms() -> u64 {
+    30_000
+}
+
+/// Replay runs at several hundred thousand entries a second: a restart replays for under a second.
+fn default_snapshot_after_entries() -> u64 {
+    200_000
+}
+
+/// 200,000 entries of an ordinary create, and what bounds large ones.
+fn default_snapshot_after_bytes() -> u64 {
+    64 << 20
+}
+
+/// Two seconds of work at 10,000 changes a second: more would be answered too late anyway.
+fn default_proposals_max() -> usize {
+    20_000
+}
+
+impl MetaNodeConfig {
+    /// A node with the default for everything that has one.
+    #[must_use]
+    pub fn new(
+        directory: PathBuf,
+        listen: SocketAddr,
+        http_listen: SocketAddr,
+        managers: Vec<SocketAddr>,
+    ) -> MetaNodeConfig {
+        MetaNodeConfig {
+            directory,
+            listen,
+            http_listen,
+            managers,
+            zone: default_zone(),
+            region: String::new(),
+            memory_limit_bytes: 0,
+            session_lease_ms: default_session_lease_ms(),
+            snapshot_after_entries: default_snapshot_after_entries(),
+            snapshot_after_bytes: default_snapshot_after_bytes(),
+            proposals_max: default_proposals_max(),
+        }
+    }
+
+    /// Checks every bound named at the fields.
+    ///
+    /// # Errors
+    ///
+    /// Every problem, one line each, beginning with the field's name.
+    pub fn validate(&self) -> Result<(), Vec<String>> {
+        let mut problems = Vec::new();
+        let mut check = |holds: bool, problem: String| {
+            if !holds {
+                problems.push(problem);
+            }
+        };
+        check(!self.directory.as_os_str().is_empty(), "directory: must not be empty".to_owned());
+        check(
+            !self.listen.ip().is_unspecified(),
+            format!("listen: {} cannot be reached by others, name one address", self.listen),
+        );
+        check(
+            self.listen.port() == 0 || self.listen != self.http_listen,
+            format!("http_listen: {} is the listen address too", self.http_listen),
+        );
+        check(!self.managers.is_empty(), "managers: at least one address is needed".to_owned());
+        check(
+            (1..=64).contains(&self.zone.len()),
+            format!("zone: has {} bytes, allowed 1 to 64", self.zone.len()),
+        );
+        check(
+            self.region.len() <= 64,
+            format!("region: has {} bytes, allowed 0 to 64", self.region.len()),
+        );
+        let mut bound = |field: &str, value: u64, low: u64, high: u64| {
+            let problem = format!("{field}: value is {value}, allowed {low} to {high}");
+            check((low..=high).contains(&value), problem);
+        };
+        if self.memory_limit_bytes != 0 {
+            bound("memory_limit_bytes", self.memory_limit_bytes, 64 << 20, u64::MAX);
+        }
+        bound("session_lease_ms", self.session_lease_ms, 1_000, 600_000);
+        bound("snapshot_after_entries", self.snapshot_after_entries, 100, u64::MAX);
+        bound("snapshot_after_bytes", self.snapshot_after_bytes, 65_536, u64::MAX);
+        bound("proposals_max", self.proposals_max as u64, 1, 1_000_000);
+        if problems.is_empty() { Ok(()) } else { Err(problems) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> MetaNodeConfig {
+        let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+        MetaNodeConfig::new("/srv/meta".into(), address(7002), address(7102), vec![address(7001)])
+    }
+
+    #[test]
+    fn the_defaults_are_valid_and_every_problem_is_named() {
+        assert_eq!(config().validate(), Ok(()));
+        let bad = MetaNodeConfig {
+            directory: PathBuf::new(),
+            listen: SocketAddr::from(([0, 0, 0, 0], 7002)),
+            managers: Vec::new(),
+            zone: String::new(),
+            memory_limit_bytes: 1,
+            session_lease_ms: 0,
+            snapshot_after_entries: 1,
+            proposals_max: 0,
+            ..config()
+        };
+        let problems = bad.validate().expect_err("eight fields are wrong");
+        let fields: Vec<&str> = problems.iter().filter_map(|p| p.split(':').next()).collect();
+        let expected = [
+            "directory",
+            "listen",
+            "managers",
+            "zone",
+            "memory_limit_bytes",
+            "session_lease_ms",
+            "snapshot_after_entries",
+            "proposals_max",
+        ];
+        assert_eq!(fields, expected);
+    }
+}

@@ -1,0 +1,318 @@
+//! Where the node keeps its partitions on disk, next to the Raft log.
+//!
+//! ```text
+//! partitions/<id>/definition                       CreateMetaPartition, so that a replica without
+//!                                                  snapshot can replay its log
+//! partitions/<id>/<index>-<term>.snapshot          numbers of 20 digits, the newest last
+//! partitions/<id>/writing.tmp, incoming.tmp        unfinished, deleted at the start
+//! ```
+//!
+//! Everything is written under a temporary name, synced, renamed, and the directory synced. All
+//! methods block; only small ones are called from the node's loop.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use milpa_raft::LogPosition;
+use milpa_types::PartitionId;
+use milpa_wire::frame::crc32c;
+use milpa_wire::meta::CreateMetaPartition;
+
+use super::snapshot_file::{SnapshotFileError, SnapshotReader};
+
+const SUFFIX: &str = ".snapshot";
+const DEFINITION: &str = "definition";
+const WRITING: &str = "writing.tmp";
+const INCOMING: &str = "incoming.tmp";
+
+/// Largest definition in bytes: a few hundred are usual.
+const DEFINITION_BYTES_MAX: u64 = 1 << 20;
+
+/// The directory of all partitions.
+#[derive(Clone, Debug)]
+pub struct SnapshotStore {
+    directory: PathBuf,
+}
+
+/// What one partition's directory holds.
+#[derive(Debug, Default)]
+pub struct Stored {
+    /// As the manager defined it; `None` when the file is missing or damaged.
+    pub definition: Option<CreateMetaPartition>,
+    /// Log positions of its snapshots, the newest first. Not verified.
+    pub snapshots: Vec<LogPosition>,
+}
+
+impl SnapshotStore {
+    /// Opens or creates the directory.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn open(directory: PathBuf) -> io::Result<SnapshotStore> {
+        fs::create_dir_all(&directory)?;
+        sync_directory(directory.parent().unwrap_or(&directory))?;
+        Ok(SnapshotStore { directory })
+    }
+
+    /// All partitions that have a directory, in order.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn partitions(&self) -> io::Result<Vec<PartitionId>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.directory)? {
+            let id = entry?.file_name().to_str().and_then(|name| name.parse().ok());
+            found.extend(id.map(PartitionId));
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// What is held of a partition. Removes what interrupted writers left.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn inspect(&self, partition: PartitionId) -> io::Result<Stored> {
+        let directory = self.of(partition);
+        let mut stored = Stored::default();
+        for entry in fs::read_dir(&directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.ends_with(".tmp") {
+                fs::remove_file(entry.path())?;
+            }
+            stored.snapshots.extend(parse_snapshot_name(&name));
+        }
+        stored.snapshots.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
+        stored.definition = read_definition(&directory.join(DEFINITION))?;
+        Ok(stored)
+    }
+
+    /// Writes a partition's definition durably, creating its directory.
+    ///
+    /// # Errors
+    ///
+    /// The disk's: the partition must not be used.
+    pub fn define(&self, definition: &CreateMetaPartition) -> io::Result<()> {
+        let directory = self.of(definition.partition);
+        fs::create_dir_all(&directory)?;
+        sync_directory(&self.directory)?;
+        let body = milpa_wire::encode(definition);
+        let temporary = directory.join("definition.tmp");
+        let mut file = File::create(&temporary)?;
+        file.write_all(&crc32c(&body).to_le_bytes())?;
+        file.write_all(&body)?;
+        file.sync_all()?;
+        fs::rename(&temporary, directory.join(DEFINITION))?;
+        sync_directory(&directory)
+    }
+
+    /// Deletes everything of a partition. Missing is fine.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn remove(&self, partition: PartitionId) -> io::Result<()> {
+        match fs::remove_dir_all(self.of(partition)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_directory(&self.directory),
+        }
+    }
+
+    /// Where this node writes its next snapshot of a partition.
+    #[must_use]
+    pub fn writing_path(&self, partition: PartitionId) -> PathBuf {
+        self.of(partition).join(WRITING)
+    }
+
+    /// Where a snapshot of a peer is collected.
+    #[must_use]
+    pub fn incoming_path(&self, partition: PartitionId) -> PathBuf {
+        self.of(partition).join(INCOMING)
+    }
+
+    /// Gives a finished and synced file its name, durably.
+    ///
+    /// # Errors
+    ///
+    /// The disk's: the snapshot must not be relied on.
+    pub fn publish(
+        &self,
+        partition: PartitionId,
+        position: LogPosition,
+        from: &Path,
+    ) -> io::Result<()> {
+        fs::rename(from, self.path(partition, position))?;
+        sync_directory(&self.of(partition))
+    }
+
+    /// Opens a snapshot for reading from its front.
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotFileError`], also when its header names another partition or position.
+    pub fn read(
+        &self,
+        partition: PartitionId,
+        position: LogPosition,
+    ) -> Result<SnapshotReader, SnapshotFileError> {
+        let reader = SnapshotReader::open(&self.path(partition, position))?;
+        let header = reader.header();
+        if header.definition.partition != partition || header.descriptor.position != position {
+            return Err(SnapshotFileError::Damaged("the file is of another snapshot"));
+        }
+        Ok(reader)
+    }
+
+    /// A piece of a snapshot's file for a peer, and the length of the whole file. `None` when
+    /// there is no snapshot of this log index.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn read_piece(
+        &self,
+        partition: PartitionId,
+        index: u64,
+        offset: u64,
+        bytes_max: usize,
+    ) -> io::Result<Option<(Vec<u8>, u64)>> {
+        let stored = self.inspect_names(partition)?;
+        let Some(position) = stored.into_iter().find(|position| position.index == index) else {
+            return Ok(None);
+        };
+        let mut file = File::open(self.path(partition, position))?;
+        let total = file.metadata()?.len();
+        file.seek(SeekFrom::Start(offset.min(total)))?;
+        let mut piece = Vec::new();
+        file.take(bytes_max as u64).read_to_end(&mut piece)?;
+        Ok(Some((piece, total)))
+    }
+
+    /// Deletes all snapshots below log index `keep_from` but the newest `keep_newest`.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub fn prune(
+        &self,
+        partition: PartitionId,
+        keep_from: u64,
+        keep_newest: usize,
+    ) -> io::Result<()> {
+        let mut positions = self.inspect_names(partition)?;
+        positions.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
+        for position in positions.into_iter().skip(keep_newest) {
+            if position.index < keep_from {
+                fs::remove_file(self.path(partition, position))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn inspect_names(&self, partition: PartitionId) -> io::Result<Vec<LogPosition>> {
+        let mut positions = Vec::new();
+        for entry in fs::read_dir(self.of(partition))? {
+            positions.extend(parse_snapshot_name(&entry?.file_name().to_string_lossy()));
+        }
+        Ok(positions)
+    }
+
+    fn of(&self, partition: PartitionId) -> PathBuf {
+        self.directory.join(partition.to_string())
+    }
+
+    fn path(&self, partition: PartitionId, position: LogPosition) -> PathBuf {
+        let name = format!("{:020}-{:020}{SUFFIX}", position.index, position.term);
+        self.of(partition).join(name)
+    }
+}
+
+fn parse_snapshot_name(name: &str) -> Option<LogPosition> {
+    let (index, term) = name.strip_suffix(SUFFIX)?.split_once('-')?;
+    Some(LogPosition { term: term.parse().ok()?, index: index.parse().ok()? })
+}
+
+fn read_definition(path: &Path) -> io::Result<Option<CreateMetaPartition>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(DEFINITION_BYTES_MAX).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let Some((crc, body)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
+    let whole = u32::from_le_bytes(*crc) == crc32c(body);
+    Ok(if whole { milpa_wire::decode(body).ok() } else { None })
+}
+
+/// A rename is durable only when its directory is (RELIABILITY.md 4.6, braft #254).
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use milpa_types::{MetaSlot, NodeId, VolumeId, VolumeOptions};
+
+    fn definition(partition: u64) -> CreateMetaPartition {
+        CreateMetaPartition {
+            partition: PartitionId(partition),
+            volume: VolumeId(1),
+            options: VolumeOptions::default(),
+            slot: MetaSlot(2),
+            members: vec![NodeId(1)],
+        }
+    }
+
+    #[test]
+    fn a_definition_comes_back_unless_damaged() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().join("partitions")).unwrap();
+        store.define(&definition(12)).unwrap();
+        store.define(&definition(3)).unwrap();
+        assert_eq!(store.partitions().unwrap(), [PartitionId(3), PartitionId(12)]);
+        assert_eq!(store.inspect(PartitionId(12)).unwrap().definition, Some(definition(12)));
+
+        let path = directory.path().join("partitions/12/definition");
+        let mut bytes = fs::read(&path).unwrap();
+        bytes[5] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        assert_eq!(store.inspect(PartitionId(12)).unwrap().definition, None);
+
+        store.remove(PartitionId(12)).unwrap();
+        store.remove(PartitionId(12)).unwrap();
+        assert_eq!(store.partitions().unwrap(), [PartitionId(3)]);
+    }
+
+    #[test]
+    fn the_newest_snapshots_stay_and_pieces_are_read_by_index() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().to_path_buf()).unwrap();
+        let partition = PartitionId(1);
+        store.define(&definition(1)).unwrap();
+        for index in [5, 40, 300] {
+            let path = store.writing_path(partition);
+            fs::write(&path, format!("state at {index}")).unwrap();
+            store.publish(partition, LogPosition { term: 1, index }, &path).unwrap();
+        }
+        let (piece, total) = store.read_piece(partition, 40, 6, 2).unwrap().unwrap();
+        assert_eq!((piece.as_slice(), total), (&b"at"[..], 11));
+        let (piece, _) = store.read_piece(partition, 40, 1 << 60, 2).unwrap().unwrap();
+        assert!(piece.is_empty());
+        assert_eq!(store.read_piece(partition, 41, 0, 2).unwrap(), None);
+
+        fs::write(store.incoming_path(partition), "half").unwrap();
+        store.prune(partition, 300, 2).unwrap();
+        let indexes = |store: &SnapshotStore| -> Vec<u64> {
+            store.inspect(partition).unwrap().snapshots.iter().map(|p| p.index).collect()
+        };
+        assert_eq!(indexes(&store), [300, 40]);
+        assert!(!store.incoming_path(partition).exists());
+    }
+}
