@@ -1,0 +1,267 @@
+//! A server's data directory: whose it is, and that only one process uses it.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+use milpa_types::{ClusterId, NodeId, Role};
+use serde::{Deserialize, Serialize};
+
+const IDENTITY_FILE: &str = "IDENTITY";
+const LOCK_FILE: &str = "LOCK";
+
+/// An open data directory. The lock lasts until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct NodeDirectory {
+    path: PathBuf,
+    identity: StoredIdentity,
+    _lock: File,
+}
+
+/// What the identity file says: written once, plus the node id when the manager has given it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StoredIdentity {
+    format: u32,
+    cluster: String,
+    role: String,
+    incarnation: String,
+    node: Option<u32>,
+}
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectoryError {
+    /// The file system said no.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Another process has it open.
+    #[error("{} is in use by another process; stop that one first", path.display())]
+    InUse {
+        /// Which.
+        path: PathBuf,
+    },
+    /// It belongs to another cluster.
+    #[error("{} belongs to cluster {found}, not to {wanted}; use another directory", path.display())]
+    OtherCluster {
+        /// Which.
+        path: PathBuf,
+        /// Whose it is.
+        found: String,
+        /// Whose it should be.
+        wanted: ClusterId,
+    },
+    /// It belongs to another kind of node.
+    #[error("{} belongs to a {found} node, not to a {wanted} node; use another directory", path.display())]
+    OtherRole {
+        /// Which.
+        path: PathBuf,
+        /// What it holds.
+        found: String,
+        /// What it should hold.
+        wanted: Role,
+    },
+    /// The identity file cannot be understood.
+    #[error("{} is damaged: {problem}", path.display())]
+    Damaged {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl NodeDirectory {
+    /// Opens the directory, making it if it does not exist. One that holds anything else than a
+    /// node of this cluster and role is refused and left as it is.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError`].
+    pub fn open(
+        path: &Path,
+        role: Role,
+        cluster: ClusterId,
+    ) -> Result<NodeDirectory, DirectoryError> {
+        std::fs::create_dir_all(path).map_err(io_error("create directory", path))?;
+        let lock = lock(path)?;
+        let file = path.join(IDENTITY_FILE);
+        let identity = match std::fs::read_to_string(&file) {
+            Ok(text) => parse(&text, &file)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                let identity = StoredIdentity {
+                    format: 1,
+                    cluster: cluster.to_string(),
+                    role: role.to_string(),
+                    incarnation: fresh_incarnation(&file)?,
+                    node: None,
+                };
+                write(path, &identity)?;
+                identity
+            }
+            Err(source) => return Err(io_error("read", &file)(source)),
+        };
+        if identity.cluster != cluster.to_string() {
+            let (path, found) = (path.to_owned(), identity.cluster);
+            return Err(DirectoryError::OtherCluster { path, found, wanted: cluster });
+        }
+        if identity.role != role.as_str() {
+            let (path, found) = (path.to_owned(), identity.role);
+            return Err(DirectoryError::OtherRole { path, found, wanted: role });
+        }
+        Ok(NodeDirectory { path: path.to_owned(), identity, _lock: lock })
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The id that the manager gave this node, if it has one.
+    #[must_use]
+    pub fn node(&self) -> Option<NodeId> {
+        self.identity.node.map(NodeId)
+    }
+
+    /// Drawn at random when the directory was made: a copy of it is told from the original by the
+    /// manager, who sees both alive.
+    #[must_use]
+    pub fn incarnation(&self) -> u128 {
+        u128::from_str_radix(&self.identity.incarnation, 16).unwrap_or_default()
+    }
+
+    /// Keeps the id that the manager gave.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Io`].
+    pub fn set_node(&mut self, node: NodeId) -> Result<(), DirectoryError> {
+        if self.node() == Some(node) {
+            return Ok(());
+        }
+        self.identity.node = Some(node.0);
+        write(&self.path, &self.identity)
+    }
+}
+
+fn io_error(action: &'static str, path: &Path) -> impl Fn(io::Error) -> DirectoryError {
+    move |source| DirectoryError::Io { action, path: path.to_owned(), source }
+}
+
+fn lock(path: &Path) -> Result<File, DirectoryError> {
+    let file = path.join(LOCK_FILE);
+    let lock = OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&file)
+        .map_err(io_error("open", &file))?;
+    match try_lock(&lock) {
+        Ok(()) => Ok(lock),
+        Err(e) if e.raw_os_error() == Some(libc::EWOULDBLOCK) => {
+            Err(DirectoryError::InUse { path: path.to_owned() })
+        }
+        Err(source) => Err(io_error("lock", &file)(source)),
+    }
+}
+
+#[allow(unsafe_code)]
+fn try_lock(file: &File) -> io::Result<()> {
+    // SAFETY: flock takes an open descriptor, which `file` keeps open, and no memory.
+    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+fn fresh_incarnation(file: &Path) -> Result<String, DirectoryError> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|e| io_error("draw randomness for", file)(io::Error::other(e.to_string())))?;
+    Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
+}
+
+fn parse(text: &str, file: &Path) -> Result<StoredIdentity, DirectoryError> {
+    let damaged = |problem: String| DirectoryError::Damaged { path: file.to_owned(), problem };
+    let identity: StoredIdentity = toml::from_str(text).map_err(|e| damaged(e.to_string()))?;
+    if identity.format != 1 {
+        return Err(damaged(format!("format {} is newer than this program", identity.format)));
+    }
+    if u128::from_str_radix(&identity.incarnation, 16).is_err() {
+        return Err(damaged("incarnation is not a hexadecimal number".to_owned()));
+    }
+    Ok(identity)
+}
+
+/// Replaces the identity file so that after a power cut either the old or the new one is there.
+fn write(path: &Path, identity: &StoredIdentity) -> Result<(), DirectoryError> {
+    let (file, fresh) = (path.join(IDENTITY_FILE), path.join("IDENTITY.new"));
+    let replace = || {
+        let text = toml::to_string(identity).map_err(io::Error::other)?;
+        let mut out = File::create(&fresh)?;
+        out.write_all(text.as_bytes())?;
+        out.sync_all()?;
+        std::fs::rename(&fresh, &file)?;
+        File::open(path)?.sync_all()
+    };
+    replace().map_err(io_error("write", &file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: ClusterId = ClusterId(7);
+
+    #[test]
+    fn a_directory_remembers_who_it_is() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join("meta1");
+        let mut first = NodeDirectory::open(&path, Role::Meta, CLUSTER).unwrap();
+        assert_eq!(first.node(), None);
+        first.set_node(NodeId(101)).unwrap();
+        let incarnation = first.incarnation();
+        drop(first);
+        let again = NodeDirectory::open(&path, Role::Meta, CLUSTER).unwrap();
+        assert_eq!((again.node(), again.incarnation()), (Some(NodeId(101)), incarnation));
+    }
+
+    #[test]
+    fn a_directory_of_somebody_else_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        drop(NodeDirectory::open(temp.path(), Role::Meta, CLUSTER).unwrap());
+        let other = NodeDirectory::open(temp.path(), Role::Meta, ClusterId(8));
+        assert!(matches!(other, Err(DirectoryError::OtherCluster { .. })), "{other:?}");
+        let other = NodeDirectory::open(temp.path(), Role::Data, CLUSTER);
+        assert!(matches!(other, Err(DirectoryError::OtherRole { .. })), "{other:?}");
+    }
+
+    #[test]
+    fn only_one_process_may_have_it() {
+        let temp = tempfile::tempdir().unwrap();
+        let _held = NodeDirectory::open(temp.path(), Role::Meta, CLUSTER).unwrap();
+        let second = NodeDirectory::open(temp.path(), Role::Meta, CLUSTER);
+        assert!(matches!(second, Err(DirectoryError::InUse { .. })), "{second:?}");
+    }
+
+    #[test]
+    fn a_damaged_identity_is_not_overwritten() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join(IDENTITY_FILE), "format = 1\nsurprise = 2\n").unwrap();
+        let opened = NodeDirectory::open(temp.path(), Role::Meta, CLUSTER);
+        assert!(matches!(opened, Err(DirectoryError::Damaged { .. })), "{opened:?}");
+        let kept = std::fs::read_to_string(temp.path().join(IDENTITY_FILE)).unwrap();
+        assert!(kept.contains("surprise"));
+    }
+}

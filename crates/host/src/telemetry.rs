@@ -1,0 +1,146 @@
+//! Logs and metrics, the same for every role.
+//!
+//! Metric names follow `milpa_<crate>_<noun>_<unit>[_total]` with base units; labels are closed
+//! sets, never ids or paths.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use axum::Router;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use tokio::net::TcpListener;
+use tracing_subscriber::EnvFilter;
+
+/// Sends logs to standard error. `MILPA_LOG` chooses what (`info` by default, syntax of
+/// `RUST_LOG`), `MILPA_LOG_FORMAT=json` how. The first call counts; tests may call it many times.
+pub fn init_logs() {
+    let filter = EnvFilter::try_from_env("MILPA_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    if std::env::var("MILPA_LOG_FORMAT").is_ok_and(|format| format == "json") {
+        let _ = builder.json().try_init();
+    } else {
+        let _ = builder.with_ansi(false).try_init();
+    }
+}
+
+/// The registry of this process. Register each metric once, when its owner is made.
+pub fn registry() -> MutexGuard<'static, Registry> {
+    static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();
+    let cell = REGISTRY.get_or_init(|| {
+        let mut registry = Registry::default();
+        registry.register("milpa_build", "The version of this process.", build_gauge());
+        registry.register(
+            "milpa_process_memory_bytes",
+            "Resident memory of this process.",
+            memory_gauge().clone(),
+        );
+        Mutex::new(registry)
+    });
+    cell.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct BuildLabels {
+    version: String,
+}
+
+fn build_gauge() -> Family<BuildLabels, Gauge> {
+    let family = Family::<BuildLabels, Gauge>::default();
+    family.get_or_create(&BuildLabels { version: env!("CARGO_PKG_VERSION").to_owned() }).set(1);
+    family
+}
+
+fn memory_gauge() -> &'static Gauge {
+    static GAUGE: OnceLock<Gauge> = OnceLock::new();
+    GAUGE.get_or_init(Gauge::default)
+}
+
+/// Registers and returns a counter.
+#[must_use]
+pub fn counter(name: &str, help: &str) -> Counter {
+    let counter = Counter::default();
+    registry().register(name, help, counter.clone());
+    counter
+}
+
+/// Registers and returns a gauge.
+#[must_use]
+pub fn gauge(name: &str, help: &str) -> Gauge {
+    let gauge = Gauge::default();
+    registry().register(name, help, gauge.clone());
+    gauge
+}
+
+/// A histogram of seconds: 14 buckets from 20 µs, each twice the last, to 164 ms, and four wider
+/// ones to 10 s. Flushes, loopback calls and stalls all fall where buckets are fine.
+#[must_use]
+pub fn latency_histogram() -> Histogram {
+    Histogram::new(exponential_buckets(20e-6, 2.0, 14).chain([0.5, 1.0, 3.0, 10.0]))
+}
+
+/// Registers and returns a latency histogram.
+#[must_use]
+pub fn histogram(name: &str, help: &str) -> Histogram {
+    let histogram = latency_histogram();
+    registry().register(name, help, histogram.clone());
+    histogram
+}
+
+/// Registers and returns latency histograms by label set.
+#[must_use]
+pub fn histograms<L>(name: &str, help: &str) -> Family<L, Histogram, fn() -> Histogram>
+where
+    L: EncodeLabelSet + Clone + std::fmt::Debug + Eq + std::hash::Hash + Send + Sync + 'static,
+{
+    let family = Family::new_with_constructor(latency_histogram as fn() -> Histogram);
+    registry().register(name, help, family.clone());
+    family
+}
+
+/// Resident memory of this process in bytes; 0 if the kernel does not tell.
+#[must_use]
+pub fn memory_bytes() -> u64 {
+    let pages = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
+    pages.unwrap_or(0) * 4096
+}
+
+/// Routes that every role serves: `/metrics` (OpenMetrics text) and `/healthz`.
+pub fn http_routes() -> Router {
+    Router::new().route("/metrics", get(metrics)).route("/healthz", get(|| async { "ok\n" }))
+}
+
+async fn metrics() -> impl IntoResponse {
+    memory_gauge().set(memory_bytes() as i64);
+    let mut text = String::new();
+    // Writing into a String cannot fail; an empty page would show if it did.
+    let _ = prometheus_client::encoding::text::encode(&mut text, &registry());
+    ([(CONTENT_TYPE, "application/openmetrics-text; version=1.0.0; charset=utf-8")], text)
+}
+
+/// Listens for HTTP and serves `routes` in the background until the process ends. Gives the address
+/// in use, as port 0 asks for any.
+///
+/// # Errors
+///
+/// When the address cannot be bound: in use, or not ours.
+pub async fn serve_http(address: SocketAddr, routes: Router) -> io::Result<SocketAddr> {
+    let listener = TcpListener::bind(address).await?;
+    let bound = listener.local_addr()?;
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, routes).await {
+            tracing::error!(%error, "the HTTP listener failed; metrics are gone");
+        }
+    });
+    Ok(bound)
+}
