@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod config;
+pub mod core;
 pub mod node;
 
 pub use config::MetaNodeConfig;
