@@ -1,11 +1,16 @@
 //! Requests as a file system sees them: who asks, and the decoded arguments of each opcode.
 
+mod locks;
+mod space;
+
 use std::ffi::OsStr;
 
+pub use locks::{FileLock, Lock, LockKind};
+pub use space::{CopyFileRange, Fallocate, Lseek};
+
 use crate::abi::{
-    CopyFileRangeIn, CreateIn, FallocateIn, FileLockRaw, FlushIn, ForgetOne, FsyncIn, GetattrIn,
-    IoctlIn, LkIn, LseekIn, MknodIn, OpenIn, PollIn, ReadIn, ReleaseIn, Rename2In, RenameIn,
-    SetattrIn, SetxattrCompatIn, SetxattrIn, StatxIn, WriteIn,
+    CreateIn, FlushIn, ForgetOne, FsyncIn, GetattrIn, IoctlIn, MknodIn, OpenIn, PollIn, ReadIn,
+    ReleaseIn, Rename2In, RenameIn, SetattrIn, SetxattrCompatIn, SetxattrIn, StatxIn, WriteIn,
 };
 use crate::attr::Time;
 use crate::decode::{Malformed, Reader};
@@ -406,79 +411,6 @@ impl<'a> Setxattr<'a> {
     }
 }
 
-/// What a lock does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockKind {
-    /// Shared.
-    Read,
-    /// Exclusive.
-    Write,
-    /// Gives the range up; as an answer to getlk: nothing is in the way.
-    Unlock,
-}
-
-/// A lock on a range of bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FileLock {
-    /// First byte.
-    pub start: u64,
-    /// Last byte, inclusive; `i64::MAX` for "to the end". A flock has the whole range.
-    pub end: u64,
-    /// What it does.
-    pub kind: LockKind,
-    /// Process that holds it (getlk) or asks for it.
-    pub pid: u32,
-}
-
-impl FileLock {
-    fn from_wire(raw: FileLockRaw) -> Result<FileLock, Malformed> {
-        let kind = match i32::try_from(raw.kind) {
-            Ok(libc::F_RDLCK) => LockKind::Read,
-            Ok(libc::F_WRLCK) => LockKind::Write,
-            Ok(libc::F_UNLCK) => LockKind::Unlock,
-            _ => return Err(Malformed("unknown lock type")),
-        };
-        Ok(FileLock { start: raw.start, end: raw.end, kind, pid: raw.pid })
-    }
-
-    pub(crate) fn to_wire(self) -> FileLockRaw {
-        let kind = match self.kind {
-            LockKind::Read => libc::F_RDLCK,
-            LockKind::Write => libc::F_WRLCK,
-            LockKind::Unlock => libc::F_UNLCK,
-        };
-        FileLockRaw { start: self.start, end: self.end, kind: kind.unsigned_abs(), pid: self.pid }
-    }
-}
-
-/// Arguments of getlk, setlk and setlkw.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lock {
-    /// The open file.
-    pub fh: u64,
-    /// Who owns the lock: a process for POSIX locks, an open file for flock and OFD locks.
-    pub owner: u64,
-    /// Range and kind.
-    pub lock: FileLock,
-    /// flock(2), not fcntl(2). The two kinds do not see each other.
-    pub is_flock: bool,
-    /// setlkw: wait until the lock is free. Watch for interrupts: this may take for ever.
-    pub wait: bool,
-}
-
-impl Lock {
-    pub(crate) fn decode(body: &mut Reader<'_>, wait: bool) -> Result<Lock, Malformed> {
-        let raw: LkIn = body.take()?;
-        Ok(Lock {
-            fh: raw.fh,
-            owner: raw.owner,
-            lock: FileLock::from_wire(raw.lk)?,
-            is_flock: raw.lk_flags & bits::LK_FLOCK != 0,
-            wait,
-        })
-    }
-}
-
 /// Arguments of ioctl (restricted form: sizes come from the command number).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ioctl<'a> {
@@ -528,78 +460,6 @@ impl PollArgs {
         let raw: PollIn = body.take()?;
         let notify = raw.flags & bits::POLL_SCHEDULE_NOTIFY != 0;
         Ok(PollArgs { fh: raw.fh, kernel_handle: raw.kh, events: raw.events, notify })
-    }
-}
-
-/// Arguments of fallocate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fallocate {
-    /// The open file.
-    pub fh: u64,
-    /// Start in bytes.
-    pub offset: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// `FALLOC_FL_*`.
-    pub mode: u32,
-}
-
-impl Fallocate {
-    pub(crate) fn decode(body: &mut Reader<'_>) -> Result<Fallocate, Malformed> {
-        let raw: FallocateIn = body.take()?;
-        Ok(Fallocate { fh: raw.fh, offset: raw.offset, length: raw.length, mode: raw.mode })
-    }
-}
-
-/// Arguments of lseek (SEEK_DATA and SEEK_HOLE; the kernel does the others itself).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lseek {
-    /// The open file.
-    pub fh: u64,
-    /// Start in bytes.
-    pub offset: u64,
-    /// `SEEK_*`.
-    pub whence: u32,
-}
-
-impl Lseek {
-    pub(crate) fn decode(body: &mut Reader<'_>) -> Result<Lseek, Malformed> {
-        let raw: LseekIn = body.take()?;
-        Ok(Lseek { fh: raw.fh, offset: raw.offset, whence: raw.whence })
-    }
-}
-
-/// Arguments of copy_file_range. The source inode is the request's nodeid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CopyFileRange {
-    /// Open source file.
-    pub fh_in: u64,
-    /// Start in the source, in bytes.
-    pub offset_in: u64,
-    /// Target inode.
-    pub nodeid_out: u64,
-    /// Open target file.
-    pub fh_out: u64,
-    /// Start in the target, in bytes.
-    pub offset_out: u64,
-    /// At most so many bytes.
-    pub length: u64,
-    /// None are defined yet; refuse what is not 0.
-    pub flags: u64,
-}
-
-impl CopyFileRange {
-    pub(crate) fn decode(body: &mut Reader<'_>) -> Result<CopyFileRange, Malformed> {
-        let raw: CopyFileRangeIn = body.take()?;
-        Ok(CopyFileRange {
-            fh_in: raw.fh_in,
-            offset_in: raw.off_in,
-            nodeid_out: raw.nodeid_out,
-            fh_out: raw.fh_out,
-            offset_out: raw.off_out,
-            length: raw.len,
-            flags: raw.flags,
-        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Decoding tables.
 
 use super::*;
-use crate::abi::Plain;
+use crate::abi::{FileLockRaw, LkIn, Plain};
 
 #[test]
 fn setattr_takes_only_what_is_valid() {
