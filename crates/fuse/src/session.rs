@@ -24,6 +24,9 @@ use crate::transport::{Buffer, Channel, Received};
 /// once, so that this passes only when something else keeps it alive.
 const END_WAIT: Duration = Duration::from_secs(10);
 
+/// How long an aborting umount2 may take to show before the connection itself is aborted.
+const ABORT_WAIT: Duration = Duration::from_secs(1);
+
 /// Mounts `filesystem` on `mount_point` and starts to serve it.
 ///
 /// Returns when the kernel and the file system have agreed on the terms; from then on the mount
@@ -49,7 +52,9 @@ pub fn mount<F: Filesystem>(
 
 /// A mounted file system. Dropping it unmounts: cleanly if nothing is open, else by aborting.
 ///
-/// Do not drop it in a FUSE thread: it waits for those to end.
+/// Do not drop it in a FUSE thread: it waits for those to end. It waits at most some 20 s: a copy
+/// of the mount in another mount namespace, where /sys/fs/fuse/connections is not there to abort
+/// it, is served on by the threads until that namespace ends (logged as an error).
 pub struct Session {
     mount_point: MountPoint,
     threads: Arc<Threads>,
@@ -101,14 +106,13 @@ impl Session {
     /// After [`UnmountError::Busy`] everything is as before and may be tried again.
     pub fn unmount(&self, how: Unmount) -> Result<(), UnmountError> {
         self.mount_point.unmount(how)?;
-        if how == Unmount::Detach || self.has_ended_within(END_WAIT) {
-            return Ok(());
+        match how {
+            Unmount::Detach => return Ok(()),
+            Unmount::Abort if !self.has_ended_within(ABORT_WAIT) => self.abort_connection(),
+            Unmount::Abort | Unmount::Clean => {}
         }
-        if how == Unmount::Abort {
-            self.abort_connection();
-            if self.has_ended_within(END_WAIT) {
-                return Ok(());
-            }
+        if self.has_ended_within(END_WAIT) {
+            return Ok(());
         }
         Err(UnmountError::StillReferenced { path: self.path().to_owned() })
     }
@@ -120,7 +124,7 @@ impl Session {
         *running == 0
     }
 
-    /// Ends a connection that umount2 could not: a copy in another namespace, or no root.
+    /// Ends a connection that umount2 could not: a copy in another mount namespace, or no root.
     fn abort_connection(&self) {
         if let Some(connection) = self.mount_point.connection() {
             let path = format!("/sys/fs/fuse/connections/{connection}/abort");

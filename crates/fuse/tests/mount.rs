@@ -11,12 +11,12 @@ mod memory;
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -493,6 +493,32 @@ fn detaching_serves_open_files_to_the_end() {
 }
 
 #[test]
+fn a_copy_in_another_mount_namespace_is_served_until_it_ends() {
+    let mounted = Mounted::new();
+    mounted.plant("file", b"served in a container");
+    let mut child = Command::new("unshare")
+        .args(["--mount", "--propagation", "private", "sh", "-c"])
+        .args(["echo ready; read go; cat \"$1/file\"", "sh"])
+        .arg(mounted.directory.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    output.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    mounted.session.unmount(Unmount::Detach).unwrap();
+    child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    line.clear();
+    output.read_to_string(&mut line).unwrap();
+    assert_eq!(line, "served in a container");
+    assert!(child.wait().unwrap().success());
+    mounted.session.wait();
+    assert_eq!(mounted.memory.next_event(), Event::Destroyed);
+}
+
+#[test]
 fn an_unmount_by_somebody_else_ends_the_session() {
     let mounted = Mounted::new();
     let status = Command::new("umount").arg(mounted.directory.path()).status().unwrap();
@@ -538,6 +564,46 @@ fn mount_errors_name_their_cause() {
     assert!(matches!(&invalid, MountError::InvalidOptions { problems } if problems.len() == 2));
 }
 
+/// Where [`helper_that_dies_mounted`] mounts.
+const HELPER_PATH: &str = "MILPA_FUSE_TEST_PATH";
+
+/// Unmounts with the system's program, whatever happens.
+struct Leftover(PathBuf);
+
+impl Drop for Leftover {
+    fn drop(&mut self) {
+        let status = Command::new("umount").arg(&self.0).status();
+        assert!(status.is_ok_and(|status| status.success()), "umount of the leftover");
+    }
+}
+
+#[test]
+#[ignore = "part of a_mount_whose_process_died_is_called_stale, which starts it"]
+fn helper_that_dies_mounted() {
+    let path = std::env::var_os(HELPER_PATH).expect("started by its test");
+    let memory = Arc::new(MemoryFs::new(Config::default()));
+    let _session = mount(memory, path, &MountOptions::default()).unwrap();
+    std::process::abort();
+}
+
+#[test]
+fn a_mount_whose_process_died_is_called_stale() {
+    require_fuse();
+    let directory = tempfile::tempdir().unwrap();
+    let helper = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "helper_that_dies_mounted", "--ignored"])
+        .env(HELPER_PATH, directory.path())
+        .output()
+        .unwrap();
+    assert!(!helper.status.success());
+    assert!(is_mounted(directory.path()), "{}", String::from_utf8_lossy(&helper.stdout));
+    let leftover = Leftover(directory.path().to_owned());
+    let stale = mount_error(directory.path());
+    assert!(matches!(stale, MountError::StaleMount { .. }), "{stale}");
+    drop(leftover);
+    assert!(!is_mounted(directory.path()));
+}
+
 #[test]
 fn a_file_system_that_refuses_to_start_is_not_left_mounted() {
     require_fuse();
@@ -556,6 +622,7 @@ fn without_root_fusermount3_mounts() {
     let memory = Arc::new(MemoryFs::new(Config::default()));
     let options =
         MountOptions { allow_other: false, fsname: "a,b".to_owned(), ..MountOptions::default() };
+    memory.state().nodes.get_mut(&ROOT_ID).unwrap().attr.mode = libc::S_IFDIR | 0o777;
     let session = mount(memory, directory.path(), &options).expect("mount");
     fs::write(directory.path().join("file"), "works").unwrap();
     assert_eq!(fs::read(directory.path().join("file")).unwrap(), b"works");

@@ -70,7 +70,7 @@ fn check_mount_point(path: &Path) -> Result<PathBuf, MountError> {
     };
     let canonical = fs::canonicalize(path).map_err(refuse)?;
     let table = mountinfo::read().map_err(MountError::MountTable)?;
-    // Before stat: on a mount whose server is gone or hangs, stat fails or hangs as well.
+    // The table before stat: it names what is mounted there, even if its server does not answer.
     let mounted = table.into_iter().rfind(|entry| entry.mount_point == canonical);
     if let Some(entry) = mounted {
         return Err(match fs::metadata(&canonical).map_err(refuse) {
