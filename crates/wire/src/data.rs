@@ -12,6 +12,8 @@ use serde::{Deserialize, Serialize};
 
 /// Largest append, overwrite or read in bytes.
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
+/// Extents in one answer to `ExtentInfo`, at most.
+pub const EXTENT_STATES_MAX: usize = 8192;
 
 /// Everything that a data node answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,8 +51,13 @@ pub enum DataRequest {
     ExtentInfo {
         /// Which partition.
         partition: PartitionId,
-        /// Which; all of them if empty.
+        /// The sender's epoch: a member that has not adopted it yet could still accept appends
+        /// of an older one, so it refuses.
+        epoch: Epoch,
+        /// Which; all of them if empty, in pages.
         extents: Vec<ExtentId>,
+        /// Only those above this id, at most [`EXTENT_STATES_MAX`] of them.
+        after: Option<ExtentId>,
     },
     /// Primary to member: cut the extent to this length and take no more appends.
     Seal {
@@ -62,6 +69,12 @@ pub enum DataRequest {
         extent: ExtentId,
         /// Its final length.
         length: u64,
+        /// The epoch in which it was appended, for a replica that has to make it.
+        appended: Epoch,
+        /// For which file (0 for an extent of small files), for the same.
+        inode: InodeId,
+        /// By whom, for the same.
+        session: SessionId,
     },
     /// Member to member: bytes of an extent for a replica that lacks them, holes left out.
     Fetch {
@@ -73,6 +86,9 @@ pub enum DataRequest {
         offset: u64,
         /// At most this many bytes.
         length: u64,
+        /// The sender has applied the group's log up to here: an answer must contain as much, or
+        /// overwrites would be lost. A replica that is behind answers `Busy`.
+        applied: u64,
     },
     /// From the manager: hold a replica of a new partition.
     CreatePartition(CreateDataPartition),
