@@ -43,6 +43,9 @@ pub fn mount<F: Filesystem>(
     let (mount_point, device) = mount::mount(mount_point.as_ref(), options)?;
     let channel = Channel::new(device, Arc::new(Interrupts::default()));
     let negotiated = shake_hands(&*filesystem, &channel, options.buffer_bytes)?;
+    if let Some(bytes) = options.read_ahead_bytes {
+        mount_point.set_read_ahead(bytes);
+    }
     let notifier = Notifier::new(Arc::clone(&channel));
     filesystem.ready(&negotiated, notifier.clone());
     let session = Session { mount_point, threads: Arc::default(), notifier, negotiated };

@@ -102,6 +102,14 @@ impl MountPoint {
         self.device.strip_prefix("0:")
     }
 
+    /// Sets the read-ahead of cached files; only after INIT, which sets it too.
+    pub(crate) fn set_read_ahead(&self, bytes: u32) {
+        let path = format!("/sys/class/bdi/{}/read_ahead_kb", self.device);
+        if let Err(error) = fs::write(&path, (bytes / 1024).to_string()) {
+            tracing::info!(path, %error, "read-ahead stays at the kernel's default");
+        }
+    }
+
     fn find_newest(&self) -> io::Result<MountEntry> {
         let entry = mountinfo::read()?
             .into_iter()

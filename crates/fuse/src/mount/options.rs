@@ -29,6 +29,9 @@ pub struct MountOptions {
     pub no_atime: bool,
     /// Largest read in bytes, when it shall be smaller than the largest write.
     pub max_read: Option<u32>,
+    /// Read-ahead of cached files in bytes. INIT can only lower the kernel's 128 KiB; more is set
+    /// in /sys/class/bdi, which needs root. If that fails the mount is slower, and a line is logged.
+    pub read_ahead_bytes: Option<u32>,
     /// Threads that read requests, 1 to 256. Methods do not block, so a few are enough.
     pub threads: usize,
     /// Each thread's buffer holds a write of so many bytes: the bound of
@@ -50,6 +53,7 @@ impl Default for MountOptions {
             no_exec: false,
             no_atime: false,
             max_read: None,
+            read_ahead_bytes: None,
             threads: cpus.clamp(2, 16),
             buffer_bytes: 1 << 20,
         }
