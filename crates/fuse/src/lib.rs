@@ -99,6 +99,7 @@
 //! Tests: beside the code for decoding and answers; `tests/mount.rs` on real mounts.
 
 mod abi;
+pub mod adapter;
 mod attr;
 mod decode;
 mod dispatch;

@@ -1,0 +1,268 @@
+//! The layout of an embedded cluster: which processes, where, on which ports.
+//!
+//! ```text
+//! DATA/cluster.toml   who and where (the cluster file)
+//! DATA/cluster.key    the secret
+//! DATA/SUPERVISOR     pid of the supervisor
+//! DATA/logs/          a log for each process
+//! DATA/manager1/ …    a directory for each process, with its config.toml
+//! ```
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+
+use milpa_data::{DataNodeConfig, DiskConfig};
+use milpa_host::keys::Key;
+use milpa_manager::ManagerConfig;
+use milpa_meta::MetaNodeConfig;
+use milpa_types::Role;
+use serde::{Deserialize, Serialize};
+
+use super::{CLUSTER_FILE, Cluster, ClusterFile};
+use crate::failure::{Failure, Outcome};
+
+/// The name of each process's config file in its directory.
+pub const CONFIG_FILE: &str = "config.toml";
+
+/// Ports are sought from here upward.
+const FIRST_PORT: u16 = 7400;
+
+const MANAGERS: usize = 3;
+const META_NODES: usize = 3;
+
+/// One process of an embedded cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Process {
+    /// `manager1`, `meta2`, …
+    pub name: String,
+    /// What it serves.
+    #[serde(with = "role_word")]
+    pub role: Role,
+    /// Its directory, absolute.
+    pub directory: PathBuf,
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Where its metrics are.
+    pub http_listen: SocketAddr,
+}
+
+mod role_word {
+    use milpa_types::Role;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(role: &Role, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(role.as_str())
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Role, D::Error> {
+        let word = String::deserialize(deserializer)?;
+        [Role::Manager, Role::Meta, Role::Data]
+            .into_iter()
+            .find(|role| role.as_str() == word)
+            .ok_or_else(|| serde::de::Error::custom(format!("unknown role {word:?}")))
+    }
+}
+
+/// What the user chose.
+#[derive(Clone, Debug)]
+pub struct Choices {
+    /// The data directories; the first holds everything but the other data nodes' disks.
+    pub directories: Vec<PathBuf>,
+    /// How many data nodes.
+    pub data_nodes: usize,
+}
+
+/// Reads the embedded cluster in `choices.directories[0]`, or creates one there.
+pub fn open_or_create(choices: &Choices) -> Outcome<(Cluster, bool)> {
+    let base = base(choices)?;
+    if base.join(CLUSTER_FILE).exists() {
+        let cluster = Cluster::read(base)?;
+        check_choices(&cluster, choices)?;
+        return Ok((cluster, false));
+    }
+    refuse_foreign_content(base)?;
+    create(choices, base)?;
+    Ok((Cluster::read(base)?, true))
+}
+
+fn base(choices: &Choices) -> Outcome<&Path> {
+    choices.directories.first().map(PathBuf::as_path).ok_or_else(|| Failure::user("no directory"))
+}
+
+/// A cluster keeps its shape: growing an embedded one is not what `up` does silently.
+fn check_choices(cluster: &Cluster, choices: &Choices) -> Outcome {
+    let there = cluster.file.process.iter().filter(|p| p.role == Role::Data).count();
+    if choices.data_nodes != 0 && choices.data_nodes != there {
+        let (path, wanted) = (cluster.directory().display(), choices.data_nodes);
+        return Err(Failure::user(format!("the cluster in {path} has {there} data nodes, not {wanted}"))
+            .fix("leave --nodes away, or name another directory with --data"));
+    }
+    Ok(())
+}
+
+fn refuse_foreign_content(base: &Path) -> Outcome {
+    let occupied = std::fs::read_dir(base).is_ok_and(|mut entries| entries.next().is_some());
+    if occupied {
+        let what = format!("{} holds something else than a MilpaFS cluster", base.display());
+        return Err(Failure::user(what).fix("name an empty or new directory with --data DIR"));
+    }
+    Ok(())
+}
+
+fn create(choices: &Choices, base: &Path) -> Outcome {
+    let io = |e: std::io::Error| {
+        Failure::user(format!("cannot create a cluster in {}", base.display())).because(&e)
+    };
+    std::fs::create_dir_all(base.join("logs")).map_err(io)?;
+    let base = base.canonicalize().map_err(io)?;
+    let data_nodes = if choices.data_nodes == 0 { 3 } else { choices.data_nodes };
+    let processes = lay_out(&base, data_nodes)?;
+    let managers: Vec<&Process> = processes.iter().filter(|p| p.role == Role::Manager).collect();
+    let file = ClusterFile {
+        cluster: format!("{:032x}", random_id()?),
+        managers: managers.iter().map(|m| m.listen).collect(),
+        key_file: "cluster.key".into(),
+        process: processes.clone(),
+    };
+    let http: Vec<SocketAddr> = managers.iter().map(|m| m.http_listen).collect();
+    for (index, process) in processes.iter().enumerate() {
+        let disk = disk_directory(choices, process, index)?;
+        let config = config_text(process, &file, &http, disk)?;
+        std::fs::create_dir_all(&process.directory).map_err(io)?;
+        std::fs::write(process.directory.join(CONFIG_FILE), config).map_err(io)?;
+    }
+    let key = Key::random().map_err(|e| Failure::user("cannot make a key").because(&e))?;
+    key.write_new(&base.join("cluster.key"))
+        .map_err(|e| Failure::user("cannot write the key").because(&e))?;
+    // Last and in one step: a directory without this file is no cluster.
+    let text = toml::to_string_pretty(&file).map_err(|e| Failure::user("bug").because(&e))?;
+    let fresh = base.join("cluster.toml.new");
+    std::fs::write(&fresh, text).map_err(io)?;
+    std::fs::rename(&fresh, base.join(CLUSTER_FILE)).map_err(io)
+}
+
+fn random_id() -> Outcome<u128> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|e| Failure::user(format!("no randomness: {e}")))?;
+    Ok(u128::from_le_bytes(bytes))
+}
+
+fn lay_out(base: &Path, data_nodes: usize) -> Outcome<Vec<Process>> {
+    let roles = [(Role::Manager, MANAGERS), (Role::Meta, META_NODES), (Role::Data, data_nodes)];
+    let named = roles
+        .iter()
+        .flat_map(|(role, count)| (1..=*count).map(move |n| (*role, format!("{role}{n}"))));
+    let mut ports = free_ports();
+    named
+        .map(|(role, name)| {
+            let directory = base.join(&name);
+            let (listen, http_listen) = (next(&mut ports)?, next(&mut ports)?);
+            Ok(Process { name, role, directory, listen, http_listen })
+        })
+        .collect()
+}
+
+fn next(ports: &mut impl Iterator<Item = SocketAddr>) -> Outcome<SocketAddr> {
+    let none = || Failure::user(format!("no free ports at or above {FIRST_PORT} on 127.0.0.1"));
+    ports.next().ok_or_else(none)
+}
+
+/// Loopback addresses that nobody listens on now.
+fn free_ports() -> impl Iterator<Item = SocketAddr> {
+    (FIRST_PORT..u16::MAX)
+        .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+        .filter(|address| TcpListener::bind(address).is_ok())
+}
+
+/// The disk of a data node: its own directory, or with several `--data` one of them in turn.
+fn disk_directory(choices: &Choices, process: &Process, index: usize) -> Outcome<PathBuf> {
+    if choices.directories.len() < 2 || process.role != Role::Data {
+        return Ok(process.directory.join("disk"));
+    }
+    let turn = (index - MANAGERS - META_NODES) % choices.directories.len();
+    let disk = choices.directories.get(turn).cloned().unwrap_or_default();
+    std::path::absolute(disk.join(format!("{}-disk", process.name)))
+        .map_err(|e| Failure::user("bad --data directory").because(&e))
+}
+
+fn config_text(
+    process: &Process,
+    file: &ClusterFile,
+    http: &[SocketAddr],
+    disk: PathBuf,
+) -> Outcome<String> {
+    let (directory, managers) = (process.directory.clone(), file.managers.clone());
+    let (listen, http_listen) = (process.listen, process.http_listen);
+    let text = match process.role {
+        Role::Manager => {
+            let mut config = ManagerConfig::new(directory, listen, http_listen, managers);
+            config.http_peers = http.to_vec();
+            toml::to_string_pretty(&config)
+        }
+        Role::Meta => toml::to_string_pretty(&MetaNodeConfig::new(
+            directory,
+            listen,
+            http_listen,
+            managers,
+        )),
+        _ => {
+            let disks = vec![DiskConfig::new(disk)];
+            let config = DataNodeConfig::new(directory, disks, listen, http_listen, managers);
+            toml::to_string_pretty(&config)
+        }
+    };
+    let header = format!(
+        "# MilpaFS: the settings of {}. Restart the process after a change.\n",
+        process.name
+    );
+    text.map(|body| header + &body).map_err(|e| Failure::user("cannot write settings").because(&e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn choices(directory: &Path, data_nodes: usize) -> Choices {
+        Choices { directories: vec![directory.to_owned()], data_nodes }
+    }
+
+    #[test]
+    fn a_cluster_is_created_once_and_then_found() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("c");
+        let (created, fresh) = open_or_create(&choices(&base, 4)).unwrap();
+        assert!(fresh);
+        assert_eq!(created.file.process.len(), 3 + 3 + 4);
+        let (found, fresh) = open_or_create(&choices(&base, 0)).unwrap();
+        assert!(!fresh);
+        assert_eq!(found.file, created.file);
+        assert!(open_or_create(&choices(&base, 5)).is_err());
+    }
+
+    #[test]
+    fn every_config_file_is_one_that_its_role_accepts() {
+        let temp = tempfile::tempdir().unwrap();
+        let base = temp.path().join("c");
+        let (cluster, _) = open_or_create(&choices(&base, 3)).unwrap();
+        for process in &cluster.file.process {
+            let text = std::fs::read_to_string(process.directory.join(CONFIG_FILE)).unwrap();
+            match process.role {
+                Role::Manager => {
+                    toml::from_str::<ManagerConfig>(&text).unwrap().validate().unwrap();
+                }
+                Role::Meta => toml::from_str::<MetaNodeConfig>(&text).unwrap().validate().unwrap(),
+                _ => toml::from_str::<DataNodeConfig>(&text).unwrap().validate().unwrap(),
+            }
+        }
+    }
+
+    #[test]
+    fn a_directory_with_something_else_in_it_is_left_alone() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join("photo.jpg"), "precious").unwrap();
+        let failure = open_or_create(&choices(temp.path(), 3)).unwrap_err().to_string();
+        assert!(failure.contains("something else"), "{failure}");
+        assert_eq!(std::fs::read_dir(temp.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,174 @@
+//! `milpa up`: a whole cluster on this machine.
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use milpa_host::managers::Managers;
+use milpa_types::{NodeState, Role, VolumeOptions};
+use milpa_wire::manager::{ClusterStatus, ManagerAnswer, ManagerRequest};
+use serde::Serialize;
+
+use super::{ask_managers, block_on, mount, print_json, unexpected};
+use crate::arguments::Up;
+use crate::cluster::embedded::{self, Choices};
+use crate::cluster::{Cluster, default_data_directory, process, supervisor};
+use crate::failure::{Failure, Outcome};
+
+/// The volume that `up` creates.
+pub const DEFAULT_VOLUME: &str = "default";
+
+/// How long the processes may take until all are registered.
+const READY_WAIT: Duration = Duration::from_secs(60);
+/// How often readiness is looked for.
+const READY_POLL: Duration = Duration::from_millis(20);
+
+#[derive(Serialize)]
+struct Ready {
+    cluster_file: String,
+    volume: &'static str,
+    ready_ms: u64,
+    mount: Option<String>,
+}
+
+/// Starts what does not run, waits until all of it serves, and mounts.
+pub fn run(arguments: &Up, json: bool) -> Outcome {
+    let mut directories = arguments.data.clone();
+    if directories.is_empty() {
+        directories.push(default_data_directory());
+    }
+    let data_nodes = arguments.nodes.map_or(0, usize::from);
+    if let Some(directory) = &arguments.mount {
+        mount::check_mount_point(directory)?;
+    }
+    let started = Instant::now();
+    let (cluster, fresh) = embedded::open_or_create(&Choices { directories, data_nodes })?;
+    say(json, &format!("cluster in {}{}", cluster.directory().display(), if fresh { " (new)" } else { "" }));
+    start_supervisor(&cluster)?;
+    let status = block_on(async {
+        let managers = cluster.managers()?;
+        let status = wait_until_ready(&managers, &cluster).await?;
+        ensure_volume(&managers).await?;
+        Ok(status)
+    })?;
+    let ready_ms = started.elapsed().as_millis() as u64;
+    say(json, &format!("ready after {:.1} s: {}", ready_ms as f64 / 1000.0, summary(&status)));
+    if let Some(directory) = &arguments.mount {
+        mount::mount_in_background(&cluster, DEFAULT_VOLUME, directory)?;
+        say(json, &format!("volume {DEFAULT_VOLUME:?} mounted on {}", directory.display()));
+    }
+    if json {
+        return print_json(&Ready {
+            cluster_file: cluster.path.display().to_string(),
+            volume: DEFAULT_VOLUME,
+            ready_ms,
+            mount: arguments.mount.as_ref().map(|d| d.display().to_string()),
+        });
+    }
+    if arguments.mount.is_none() {
+        println!("mount it with: milpa mount {DEFAULT_VOLUME} DIR");
+    }
+    Ok(())
+}
+
+fn say(json: bool, line: &str) {
+    if !json {
+        println!("{line}");
+    }
+}
+
+fn summary(status: &ClusterStatus) -> String {
+    let count = |role: Role| status.nodes.iter().filter(|n| n.role == role).count();
+    let (meta, data) = (count(Role::Meta), count(Role::Data));
+    format!("{} managers, {meta} meta nodes, {data} data nodes", status.managers.len())
+}
+
+/// Starts the supervisor, unless one runs, as a daemon that outlives this command.
+fn start_supervisor(cluster: &Cluster) -> Outcome {
+    let directory = cluster.directory();
+    if supervisor::running(directory).is_some() {
+        return Ok(());
+    }
+    check_ports(cluster)?;
+    let failed = |e: std::io::Error| Failure::user("cannot start the supervisor").because(&e);
+    std::fs::create_dir_all(directory.join("logs")).map_err(failed)?;
+    let log = process::open_log(&directory.join("logs/supervisor.log")).map_err(failed)?;
+    let mut command = Command::new(std::env::current_exe().map_err(failed)?);
+    command.arg("supervise").arg(directory).current_dir("/");
+    command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
+    command.process_group(0);
+    command.spawn().map_err(failed)?;
+    Ok(())
+}
+
+/// A port that somebody else uses is found before anything is started.
+fn check_ports(cluster: &Cluster) -> Outcome {
+    for process in &cluster.file.process {
+        if process::running(process).is_some() {
+            continue;
+        }
+        for address in [process.listen, process.http_listen] {
+            check_port(address, &process.name, cluster)?;
+        }
+    }
+    Ok(())
+}
+
+fn check_port(address: SocketAddr, name: &str, cluster: &Cluster) -> Outcome {
+    TcpListener::bind(address).map(drop).map_err(|e| {
+        let config = cluster.directory().join(name).join(embedded::CONFIG_FILE);
+        Failure::user(format!("{name} cannot listen on {address}")).because(&e).fix(format!(
+            "stop the process that uses the port, or change it in {} and {}",
+            config.display(),
+            cluster.path.display()
+        ))
+    })
+}
+
+/// Waits until the managers answer and every node of the cluster is heard of.
+async fn wait_until_ready(managers: &Managers, cluster: &Cluster) -> Outcome<ClusterStatus> {
+    let started = Instant::now();
+    let nodes = cluster.file.process.iter().filter(|p| p.role != Role::Manager).count();
+    let mut last = None;
+    while started.elapsed() < READY_WAIT {
+        let wait = Duration::from_millis(500);
+        match ask_managers(managers, &ManagerRequest::Status, wait).await {
+            Ok(ManagerAnswer::Status(status)) => {
+                let active = status.nodes.iter().filter(|n| n.state == NodeState::Active).count();
+                if active == nodes {
+                    return Ok(*status);
+                }
+                last = Some(Failure::cluster(format!("{active} of {nodes} nodes are there")));
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(failure) => last = Some(failure),
+        }
+        tokio::time::sleep(READY_POLL).await;
+    }
+    let logs = cluster.directory().join("logs");
+    let failure = last.unwrap_or_else(|| Failure::cluster("the cluster did not start"));
+    Err(failure.fix(format!("read the logs in {}", logs.display())))
+}
+
+async fn ensure_volume(managers: &Managers) -> Outcome {
+    let wait = Duration::from_secs(30);
+    let answer = ask_managers(managers, &ManagerRequest::ListVolumes, wait).await?;
+    let ManagerAnswer::Volumes(volumes) = answer else { return Err(unexpected(&answer)) };
+    if volumes.iter().any(|v| v.volume.name == DEFAULT_VOLUME) {
+        return Ok(());
+    }
+    let request = ManagerRequest::CreateVolume {
+        name: DEFAULT_VOLUME.to_owned(),
+        options: VolumeOptions::default(),
+        meta_partitions: 0,
+        data_partitions: 0,
+    };
+    ask_managers(managers, &request, wait).await.map(drop)
+}
+
+/// The directory of an embedded cluster that a command names, or the default one.
+pub fn directory_of(given: Option<&Path>) -> std::path::PathBuf {
+    given.map_or_else(default_data_directory, Path::to_owned)
+}

@@ -1,0 +1,206 @@
+//! Open directories: from pages in name order to a stream with numbered positions.
+//!
+//! The kernel names a position by a number, the servers by the last name. Position 1 is behind `.`,
+//! 2 behind `..`, 2 + n behind the n-th name. A directory that is read from front to back, as
+//! nearly all are, goes from page to page by name, and changes meanwhile neither skip nor repeat
+//! what stays. For a seek back there is a mark for each page that was read: its first position and
+//! the name before it. So an open directory of a million names takes a page and a thousand marks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use milpa_client::{Client, DirectoryEntry, FsError};
+use milpa_types::{Attributes, FileKind, InodeId, Name};
+
+/// Names in one page: a reply of readdirplus with 1 MiB takes about 5,000.
+const PAGE_NAMES: u32 = 1024;
+
+/// Positions before the first name: `.` and `..`.
+const DOTS: u64 = 2;
+
+/// All open directories of a mount.
+#[derive(Default)]
+pub(super) struct Directories {
+    next: AtomicU64,
+    open: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<Directory>>>>,
+}
+
+/// One open directory.
+struct Directory {
+    inode: InodeId,
+    /// Position of a page's first name, and the name before it.
+    marks: BTreeMap<u64, Option<Name>>,
+    page: Page,
+}
+
+/// The page that was read last.
+#[derive(Default)]
+struct Page {
+    /// Position of the first name.
+    start: u64,
+    entries: Vec<DirectoryEntry>,
+    /// Whether the directory ends here.
+    end: bool,
+    with_attributes: bool,
+}
+
+impl Directories {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, Arc<tokio::sync::Mutex<Directory>>>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn open(&self, inode: InodeId) -> u64 {
+        let fh = self.next.fetch_add(1, Ordering::Relaxed);
+        let marks = BTreeMap::from([(DOTS, None)]);
+        let directory = Directory { inode, marks, page: Page::default() };
+        self.lock().insert(fh, Arc::new(tokio::sync::Mutex::new(directory)));
+        fh
+    }
+
+    pub(super) fn close(&self, fh: u64) {
+        self.lock().remove(&fh);
+    }
+
+    fn get(&self, fh: u64) -> Result<Arc<tokio::sync::Mutex<Directory>>, FsError> {
+        self.lock().get(&fh).cloned().ok_or(FsError::BadHandle)
+    }
+}
+
+/// An entry as readdir needs it.
+pub(super) struct Item {
+    pub(super) name: OsString,
+    pub(super) inode: u64,
+    /// Type bits.
+    pub(super) mode: u32,
+    pub(super) attributes: Option<Attributes>,
+}
+
+/// Entries from a position on, as many as are at hand: more than one answer takes, usually.
+pub(super) struct Stream {
+    items: Vec<Item>,
+    position: u64,
+}
+
+impl Stream {
+    /// Hands out entries with the position behind each, until `add` says that it is full.
+    pub(super) fn fill(&mut self, mut add: impl FnMut(&Item, u64) -> bool) {
+        for item in &self.items {
+            if !add(item, self.position + 1) {
+                return;
+            }
+            self.position += 1;
+        }
+    }
+}
+
+/// What one request of the kernel wants.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted {
+    with_attributes: bool,
+    /// More cannot fit its buffer.
+    entries_max: usize,
+}
+
+impl Wanted {
+    /// READDIR with a buffer of `size` bytes: a record has a head of 24 bytes and a name.
+    pub(super) fn names(size: u32) -> Wanted {
+        Wanted { with_attributes: false, entries_max: size as usize / 32 + 1 }
+    }
+
+    /// READDIRPLUS: 128 bytes more for the attributes.
+    pub(super) fn names_and_attributes(size: u32) -> Wanted {
+        Wanted { with_attributes: true, entries_max: size as usize / 160 + 1 }
+    }
+}
+
+/// The entries from position `offset` on.
+pub(super) fn stream(
+    directories: &Directories,
+    client: Client,
+    fh: u64,
+    offset: u64,
+    wanted: Wanted,
+) -> impl Future<Output = Result<Stream, FsError>> + Send + 'static {
+    let directory = directories.get(fh);
+    async move {
+        let directory = directory?;
+        let mut directory = directory.lock().await;
+        let mut items = dots(directory.inode, offset);
+        let first = offset.max(DOTS);
+        directory.load(&client, first, wanted.with_attributes).await?;
+        items.extend(directory.page.from(first).take(wanted.entries_max));
+        Ok(Stream { items, position: offset })
+    }
+}
+
+/// `.` and `..`, as far as they lie behind `offset`. The number of `..` is only shown.
+fn dots(inode: InodeId, offset: u64) -> Vec<Item> {
+    let dot = |name: &str| Item {
+        name: name.into(),
+        inode: inode.0,
+        mode: FileKind::Directory.mode_bits(),
+        attributes: None,
+    };
+    [".", ".."].iter().skip(offset as usize).map(|name| dot(name)).collect()
+}
+
+impl Directory {
+    /// Reads pages until the one that holds `position`, or the last.
+    async fn load(
+        &mut self,
+        client: &Client,
+        position: u64,
+        with_attributes: bool,
+    ) -> Result<(), FsError> {
+        // From the start a directory is read afresh: rewinddir(3) must show what changed.
+        let rewound = position == DOTS;
+        if !rewound && self.page.serves(position, with_attributes) {
+            return Ok(());
+        }
+        let (mut start, mut after) = self.mark_before(position);
+        loop {
+            let read = client.readdir(self.inode, after, PAGE_NAMES, with_attributes).await?;
+            let next = start + read.entries.len() as u64;
+            after = read.entries.last().map(|entry| entry.name.clone());
+            if !read.end {
+                self.marks.insert(next, after.clone());
+            }
+            self.page = Page { start, entries: read.entries, end: read.end, with_attributes };
+            if self.page.serves(position, with_attributes) || after.is_none() {
+                return Ok(());
+            }
+            start = next;
+        }
+    }
+
+    fn mark_before(&self, position: u64) -> (u64, Option<Name>) {
+        let mark = self.marks.range(..=position).next_back();
+        mark.map_or((DOTS, None), |(start, name)| (*start, name.clone()))
+    }
+}
+
+impl Page {
+    fn stop(&self) -> u64 {
+        self.start + self.entries.len() as u64
+    }
+
+    /// Whether what follows `position` is known from this page.
+    fn serves(&self, position: u64, with_attributes: bool) -> bool {
+        let inside = self.start <= position && position < self.stop();
+        let at_end = self.end && position >= self.stop();
+        (inside || at_end) && (self.with_attributes || !with_attributes)
+    }
+
+    fn from(&self, position: u64) -> impl Iterator<Item = Item> + '_ {
+        let skip = position.saturating_sub(self.start) as usize;
+        self.entries.iter().skip(skip).map(|entry| Item {
+            name: OsString::from_vec(entry.name.as_bytes().to_vec()),
+            inode: entry.inode.0,
+            mode: entry.kind.mode_bits(),
+            attributes: entry.attributes,
+        })
+    }
+}
