@@ -1,12 +1,18 @@
 //! The meta node: the namespace of volumes, in partitions that are Raft groups.
 //!
-//! The core is the state machine of one partition, sans-IO. Everything else here is the shell that
-//! runs hundreds of them on one thread: one shared Raft log, one frame per peer node and turn,
-//! snapshots beside the work.
+//! [`core`] is the state machine of one partition, sans-IO. Everything else here is the shell that
+//! runs hundreds of them on one thread ([`run`]): one shared Raft log, one frame per peer node and
+//! turn, snapshots beside the work.
+//!
+//! # What is deliberately absent
+//!
+//! Placement (the manager's), caches and retries of clients (`milpa-client`), file content. Meta
+//! nodes know data nodes only to have freed bytes deleted there.
 
 pub mod access;
 pub mod config;
 pub mod core;
-pub mod node;
+mod node;
 
 pub use config::MetaNodeConfig;
+pub use node::{NodeError, Started, run, run_announced};

@@ -1,4 +1,338 @@
 //! The shell that runs the partitions of one node.
+//!
+//! One thread owns everything: the state machines, Raft, who waits for what. It drains what is
+//! ready, lets Raft take its turns, and waits again; nothing in between blocks:
+//!
+//! ```text
+//! connections ─┐                     ┌─▶ log writer (a thread) ──┐
+//! own tasks ───┼─▶ inbox ─▶ loop ────┼─▶ frames to other nodes   │
+//! threads ─────┘      ▲              └─▶ replies                 │
+//!                     └────────── durable up to batch n ◀────────┘
+//! ```
+//!
+//! A leader's appends leave in the same turn that hands the batch to the log writer, so a change
+//! costs two flushes in parallel, its own and the faster follower's, and one round trip.
+//!
+//! Volumes with `durability = memory` are served as synced ones: the Raft log makes no difference
+//! between groups, and group commit makes the flush cheap. That is stronger than asked for.
 
-pub mod snapshot_file;
-pub mod snapshot_store;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use milpa_host::clock::now_ms;
+use milpa_host::keys::Key;
+use milpa_host::managers::{Managers, ManagersError};
+use milpa_host::node_directory::{DirectoryError, NodeDirectory};
+use milpa_host::rpc::{Credential, Identity, Pool, serve};
+use milpa_host::telemetry;
+use milpa_raft::{
+    DriveError, FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal,
+    WalError, WalOptions,
+};
+use milpa_types::{ClusterId, NodeId, Role};
+use tokio::net::TcpListener;
+use tokio::task::LocalSet;
+use tracing::{error, info};
+
+use self::context::Context;
+use self::inbox::{Front, Inbox};
+use self::manager_link::SelfDescription;
+use self::metrics::Metrics;
+use self::recovery::Loaded;
+use self::shell::Shell;
+use self::snapshot_store::SnapshotStore;
+use self::upkeep::Upkeep;
+use crate::config::MetaNodeConfig;
+
+mod apply;
+mod batch;
+mod context;
+mod coordinate;
+mod deletion;
+mod disk_space;
+mod inbox;
+mod leases;
+mod manager_link;
+mod metrics;
+mod partitions;
+mod recovery;
+mod replica;
+mod requests;
+mod responder;
+mod shell;
+mod snapshot_file;
+mod snapshot_store;
+mod snapshots;
+mod upkeep;
+
+/// Shortest wait of the loop's clock; Raft's own grain is coarser.
+const TICK: Duration = Duration::from_millis(20);
+/// Share of the machine's memory that a node without a limit of its own may use.
+const MEMORY_SHARE: (u64, u64) = (3, 4);
+
+/// Why a meta node could not start, or had to end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The settings are out of bounds: every problem, one line each.
+    #[error("bad settings: {}", problems.join("; "))]
+    Config {
+        /// The lines.
+        problems: Vec<String>,
+    },
+    /// The node's directory cannot be used.
+    #[error("cannot use the node's directory")]
+    Directory(#[from] DirectoryError),
+    /// An address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The managers refused the node, or none answered and the node has no id yet.
+    #[error("cannot register with the managers")]
+    Register(#[from] ManagersError),
+    /// The Raft log cannot be opened or written.
+    #[error("cannot use the Raft log")]
+    Log(#[from] WalError),
+    /// The Raft log failed while the node ran. What the disk holds is unknown: nothing more is
+    /// acknowledged. Check the disk before starting again.
+    #[error("the Raft log failed")]
+    LogFailed(#[from] DriveError),
+    /// Snapshots or definitions cannot be read at all.
+    #[error("cannot read the partitions in {}", directory.display())]
+    Partitions {
+        /// Where.
+        directory: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// Something that this build gets wrong, or the system's refusal of a thread or of randomness.
+    #[error("cannot start: {0}")]
+    Start(String),
+}
+
+/// Where a node that has started can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The id that the manager gave.
+    pub node: NodeId,
+    /// Where it takes requests.
+    pub address: SocketAddr,
+    /// Where its metrics are.
+    pub http_address: SocketAddr,
+}
+
+/// Runs a meta node until `stop` completes. Call it on a `current_thread` runtime; it makes its own
+/// `LocalSet`.
+///
+/// # Errors
+///
+/// [`NodeError`] when the node cannot start, or cannot go on.
+pub async fn run(
+    config: MetaNodeConfig,
+    cluster: ClusterId,
+    secret: Key,
+    stop: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
+    run_announced(config, cluster, secret, |_| {}, stop).await
+}
+
+/// As [`run`], and tells through `announce` where the node listens once it does: with port 0 in
+/// the settings nobody knows it before.
+///
+/// # Errors
+///
+/// As [`run`].
+pub async fn run_announced(
+    config: MetaNodeConfig,
+    cluster: ClusterId,
+    secret: Key,
+    announce: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
+    config.validate().map_err(|problems| NodeError::Config { problems })?;
+    let local = LocalSet::new();
+    let node = local.run_until(start_and_loop(config, cluster, secret, announce));
+    tokio::select! {
+        result = node => result.map(|never| match never {}),
+        () = stop => Ok(()),
+    }
+}
+
+/// The loop never ends well.
+enum Never {}
+
+async fn start_and_loop(
+    config: MetaNodeConfig,
+    cluster: ClusterId,
+    secret: Key,
+    announce: impl FnOnce(Started),
+) -> Result<Never, NodeError> {
+    let mut directory = NodeDirectory::open(&config.directory, Role::Meta, cluster)?;
+    let listener = listen(config.listen).await?;
+    let address = listener.local_addr().map_err(listen_error(config.listen))?;
+    let http_address = telemetry::serve_http(config.http_listen, telemetry::http_routes())
+        .await
+        .map_err(listen_error(config.http_listen))?;
+    let identity = Arc::new(Identity::new(Some(cluster), Role::Meta, Credential::Cluster(secret)));
+    let pool = Pool::new(Arc::clone(&identity));
+    let managers = Managers::new(pool.clone(), config.managers.clone());
+    let me = SelfDescription { incarnation: directory.incarnation(), address, http_address };
+
+    // What the disk holds is read while the managers are asked.
+    let opening = open_disk(&config, me.incarnation);
+    let (node, registered) = match directory.node() {
+        // Known: the managers may be down, and are told later.
+        Some(node) => (node, false),
+        None => (first_registration(&managers, &config, &me).await?, true),
+    };
+    directory.set_node(node)?;
+    identity.set_node(node);
+    let opened = opening.await.map_err(|e| NodeError::Start(e.to_string()))??;
+
+    let inbox = Rc::new(Inbox::default());
+    let (store, memory_limit) = (opened.store.clone(), memory_limit(&config));
+    let ctx = Context::new(config, node, pool, managers, Rc::clone(&inbox), store);
+    let ctx = Rc::new(ctx);
+    let mut shell = Shell::new(Rc::clone(&ctx));
+    let driver = start_raft(node, opened, &mut shell)?;
+    let service = Rc::new(Front { inbox: Rc::clone(&inbox) });
+    let started = Started { node, address, http_address };
+    info!(%node, %address, "meta node serves");
+    announce(started);
+    tokio::select! {
+        result = drive(driver, shell, &inbox, memory_limit) => result,
+        result = serve(listener, identity, service) => {
+            let source = result.err().unwrap_or_else(|| io::Error::other("closed"));
+            Err(NodeError::Listen { address, source })
+        }
+        refusal = manager_link::report_for_ever(ctx, me, registered) => Err(refusal.into()),
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
+    TcpListener::bind(address).await.map_err(listen_error(address))
+}
+
+fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
+    move |source| NodeError::Listen { address, source }
+}
+
+/// A node without an id can do nothing, so it waits for the managers as long as it takes.
+async fn first_registration(
+    managers: &Managers,
+    config: &MetaNodeConfig,
+    me: &SelfDescription,
+) -> Result<NodeId, ManagersError> {
+    loop {
+        match manager_link::register(managers, config, me, None).await {
+            Err(error @ ManagersError::Unreachable { .. }) => {
+                error!(%error, "cannot register: trying again");
+            }
+            other => return other,
+        }
+    }
+}
+
+/// What the disk held.
+struct Opened {
+    wal: Wal,
+    recovered: Recovered,
+    store: SnapshotStore,
+    loaded: Vec<Loaded>,
+    seed: u64,
+}
+
+/// Opens log and snapshots on threads, both at once.
+fn open_disk(
+    config: &MetaNodeConfig,
+    incarnation: u128,
+) -> tokio::task::JoinHandle<Result<Opened, NodeError>> {
+    let directory = config.directory.clone();
+    tokio::task::spawn_blocking(move || {
+        let seed = random_seed()?;
+        let partitions = directory.join("partitions");
+        let failed = |source| NodeError::Partitions { directory: partitions.clone(), source };
+        let store = SnapshotStore::open(partitions.clone()).map_err(failed)?;
+        let loading = {
+            let store = store.clone();
+            std::thread::Builder::new()
+                .name("snapshot-load".to_owned())
+                .spawn(move || recovery::load_all(&store))
+                .map_err(|error| NodeError::Start(error.to_string()))?
+        };
+        let storage = FileStorage::open(&directory.join("raft"))?;
+        let options = WalOptions::new(incarnation.to_le_bytes(), seed);
+        let (wal, recovered) = Wal::open(storage, options)?;
+        let loaded = loading.join().map_err(|_| NodeError::Start("loading failed".to_owned()))?;
+        Ok(Opened { wal, recovered, store, loaded: loaded.map_err(failed)?, seed })
+    })
+}
+
+fn random_seed() -> Result<u64, NodeError> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).map_err(|error| NodeError::Start(error.to_string()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+/// The configured limit, or the node's share of the machine's memory.
+fn memory_limit(config: &MetaNodeConfig) -> u64 {
+    if config.memory_limit_bytes > 0 {
+        return config.memory_limit_bytes;
+    }
+    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
+        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    total.map_or(u64::MAX, |kib| kib.saturating_mul(1024) / MEMORY_SHARE.1 * MEMORY_SHARE.0)
+}
+
+fn start_raft(node: NodeId, opened: Opened, shell: &mut Shell) -> Result<RaftDriver, NodeError> {
+    let Opened { wal, recovered, loaded, seed, .. } = opened;
+    let mut multi = MultiRaft::new(node, RaftConfig::default(), seed)
+        .map_err(|error| NodeError::Start(error.to_string()))?;
+    shell.recover(&mut multi, loaded, recovered);
+    Ok(RaftDriver::new(multi, LogWriter::spawn(wal)?))
+}
+
+/// The loop: everything ready goes in, Raft takes its turns, everything due goes out.
+async fn drive(
+    mut driver: RaftDriver,
+    mut shell: Shell,
+    inbox: &Inbox,
+    memory_limit: u64,
+) -> Result<Never, NodeError> {
+    let metrics = Metrics::get();
+    let mut upkeep = Upkeep::new(memory_limit, now_ms());
+    let mut ticks = tokio::time::interval(driver.multi.tick_interval().min(TICK));
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            progress = driver.writer.progressed() => driver.on_log(progress, now_ms()),
+            () = inbox.filled() => {}
+            _ = ticks.tick() => {}
+        }
+        // Not only when the tick wakes us: under load it is always something else.
+        upkeep.tick(&mut shell, &mut driver.multi, now_ms());
+        let began = Instant::now();
+        let events = inbox.drain();
+        metrics.inbox.set(events.len() as i64);
+        for event in events {
+            shell.handle(&mut driver.multi, event);
+        }
+        driver.pump(now_ms(), &mut shell)?;
+        shell.after_turns(&mut driver.multi);
+        metrics.turn.observe(began.elapsed().as_secs_f64());
+    }
+}

@@ -4,6 +4,8 @@
 //! partitions/<id>/definition                       CreateMetaPartition, so that a replica without
 //!                                                  snapshot can replay its log
 //! partitions/<id>/<index>-<term>.snapshot          numbers of 20 digits, the newest last
+//! partitions/<id>/started                          the replica has taken part: a missing log is a loss
+//! partitions/<id>/deleted                          to be forgotten, also by the log
 //! partitions/<id>/writing.tmp, incoming.tmp        unfinished, deleted at the start
 //! ```
 //!
@@ -19,10 +21,13 @@ use milpa_types::PartitionId;
 use milpa_wire::frame::crc32c;
 use milpa_wire::meta::CreateMetaPartition;
 
-use super::snapshot_file::{SnapshotFileError, SnapshotReader};
+use super::snapshot_file::{self, FileHeader, SnapshotFileError};
+use crate::core::Partition;
 
 const SUFFIX: &str = ".snapshot";
 const DEFINITION: &str = "definition";
+const STARTED: &str = "started";
+const DELETED: &str = "deleted";
 const WRITING: &str = "writing.tmp";
 const INCOMING: &str = "incoming.tmp";
 
@@ -31,17 +36,21 @@ const DEFINITION_BYTES_MAX: u64 = 1 << 20;
 
 /// The directory of all partitions.
 #[derive(Clone, Debug)]
-pub struct SnapshotStore {
+pub(crate) struct SnapshotStore {
     directory: PathBuf,
 }
 
 /// What one partition's directory holds.
 #[derive(Debug, Default)]
-pub struct Stored {
+pub(crate) struct Stored {
     /// As the manager defined it; `None` when the file is missing or damaged.
-    pub definition: Option<CreateMetaPartition>,
+    pub(crate) definition: Option<CreateMetaPartition>,
     /// Log positions of its snapshots, the newest first. Not verified.
-    pub snapshots: Vec<LogPosition>,
+    pub(crate) snapshots: Vec<LogPosition>,
+    /// Whether the replica has taken part in its group: then its log must exist.
+    pub(crate) started: bool,
+    /// Whether the manager deleted it.
+    pub(crate) deleted: bool,
 }
 
 impl SnapshotStore {
@@ -50,7 +59,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's.
-    pub fn open(directory: PathBuf) -> io::Result<SnapshotStore> {
+    pub(crate) fn open(directory: PathBuf) -> io::Result<SnapshotStore> {
         fs::create_dir_all(&directory)?;
         sync_directory(directory.parent().unwrap_or(&directory))?;
         Ok(SnapshotStore { directory })
@@ -61,7 +70,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's.
-    pub fn partitions(&self) -> io::Result<Vec<PartitionId>> {
+    pub(crate) fn partitions(&self) -> io::Result<Vec<PartitionId>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.directory)? {
             let id = entry?.file_name().to_str().and_then(|name| name.parse().ok());
@@ -76,7 +85,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's.
-    pub fn inspect(&self, partition: PartitionId) -> io::Result<Stored> {
+    pub(crate) fn inspect(&self, partition: PartitionId) -> io::Result<Stored> {
         let directory = self.of(partition);
         let mut stored = Stored::default();
         for entry in fs::read_dir(&directory)? {
@@ -87,6 +96,8 @@ impl SnapshotStore {
                 fs::remove_file(entry.path())?;
             }
             stored.snapshots.extend(parse_snapshot_name(&name));
+            stored.started |= name == STARTED;
+            stored.deleted |= name == DELETED;
         }
         stored.snapshots.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
         stored.definition = read_definition(&directory.join(DEFINITION))?;
@@ -98,7 +109,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's: the partition must not be used.
-    pub fn define(&self, definition: &CreateMetaPartition) -> io::Result<()> {
+    pub(crate) fn define(&self, definition: &CreateMetaPartition) -> io::Result<()> {
         let directory = self.of(definition.partition);
         fs::create_dir_all(&directory)?;
         sync_directory(&self.directory)?;
@@ -112,12 +123,37 @@ impl SnapshotStore {
         sync_directory(&directory)
     }
 
+    /// Notes durably that the replica takes part in its group.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn mark_started(&self, partition: PartitionId) -> io::Result<()> {
+        self.mark(partition, STARTED)
+    }
+
+    /// Notes durably that the partition is deleted, before the log forgets it: a crash in between
+    /// is then told from the loss of a definition.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn mark_deleted(&self, partition: PartitionId) -> io::Result<()> {
+        self.mark(partition, DELETED)
+    }
+
+    fn mark(&self, partition: PartitionId, name: &str) -> io::Result<()> {
+        let directory = self.of(partition);
+        File::create(directory.join(name))?.sync_all()?;
+        sync_directory(&directory)
+    }
+
     /// Deletes everything of a partition. Missing is fine.
     ///
     /// # Errors
     ///
     /// The disk's.
-    pub fn remove(&self, partition: PartitionId) -> io::Result<()> {
+    pub(crate) fn remove(&self, partition: PartitionId) -> io::Result<()> {
         match fs::remove_dir_all(self.of(partition)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => sync_directory(&self.directory),
@@ -126,13 +162,13 @@ impl SnapshotStore {
 
     /// Where this node writes its next snapshot of a partition.
     #[must_use]
-    pub fn writing_path(&self, partition: PartitionId) -> PathBuf {
+    pub(crate) fn writing_path(&self, partition: PartitionId) -> PathBuf {
         self.of(partition).join(WRITING)
     }
 
     /// Where a snapshot of a peer is collected.
     #[must_use]
-    pub fn incoming_path(&self, partition: PartitionId) -> PathBuf {
+    pub(crate) fn incoming_path(&self, partition: PartitionId) -> PathBuf {
         self.of(partition).join(INCOMING)
     }
 
@@ -141,7 +177,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's: the snapshot must not be relied on.
-    pub fn publish(
+    pub(crate) fn publish(
         &self,
         partition: PartitionId,
         position: LogPosition,
@@ -151,22 +187,21 @@ impl SnapshotStore {
         sync_directory(&self.of(partition))
     }
 
-    /// Opens a snapshot for reading from its front.
+    /// Reads and verifies a snapshot.
     ///
     /// # Errors
     ///
-    /// [`SnapshotFileError`], also when its header names another partition or position.
-    pub fn read(
+    /// [`SnapshotFileError`], also when the file is of another partition or position.
+    pub(crate) fn read(
         &self,
         partition: PartitionId,
         position: LogPosition,
-    ) -> Result<SnapshotReader, SnapshotFileError> {
-        let reader = SnapshotReader::open(&self.path(partition, position))?;
-        let header = reader.header();
+    ) -> Result<(FileHeader, Partition), SnapshotFileError> {
+        let (header, state) = snapshot_file::read(&self.path(partition, position))?;
         if header.definition.partition != partition || header.descriptor.position != position {
             return Err(SnapshotFileError::Damaged("the file is of another snapshot"));
         }
-        Ok(reader)
+        Ok((header, state))
     }
 
     /// A piece of a snapshot's file for a peer, and the length of the whole file. `None` when
@@ -175,7 +210,7 @@ impl SnapshotStore {
     /// # Errors
     ///
     /// The disk's.
-    pub fn read_piece(
+    pub(crate) fn read_piece(
         &self,
         partition: PartitionId,
         index: u64,
@@ -194,23 +229,31 @@ impl SnapshotStore {
         Ok(Some((piece, total)))
     }
 
-    /// Deletes all snapshots below log index `keep_from` but the newest `keep_newest`.
+    /// Sets a snapshot aside that turned out to be damaged, for whoever wants to know why.
     ///
     /// # Errors
     ///
     /// The disk's.
-    pub fn prune(
+    pub(crate) fn set_aside(
         &self,
         partition: PartitionId,
-        keep_from: u64,
-        keep_newest: usize,
+        position: LogPosition,
     ) -> io::Result<()> {
+        let path = self.path(partition, position);
+        fs::rename(&path, path.with_extension("damaged"))?;
+        sync_directory(&self.of(partition))
+    }
+
+    /// Deletes all snapshots but the newest `keep`.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn prune(&self, partition: PartitionId, keep: usize) -> io::Result<()> {
         let mut positions = self.inspect_names(partition)?;
         positions.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
-        for position in positions.into_iter().skip(keep_newest) {
-            if position.index < keep_from {
-                fs::remove_file(self.path(partition, position))?;
-            }
+        for position in positions.into_iter().skip(keep) {
+            fs::remove_file(self.path(partition, position))?;
         }
         Ok(())
     }
@@ -308,7 +351,7 @@ mod tests {
         assert_eq!(store.read_piece(partition, 41, 0, 2).unwrap(), None);
 
         fs::write(store.incoming_path(partition), "half").unwrap();
-        store.prune(partition, 300, 2).unwrap();
+        store.prune(partition, 2).unwrap();
         let indexes = |store: &SnapshotStore| -> Vec<u64> {
             store.inspect(partition).unwrap().snapshots.iter().map(|p| p.index).collect()
         };

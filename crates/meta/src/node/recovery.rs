@@ -1,0 +1,184 @@
+//! The start: what the disk holds, read by all processors at once, joined with the Raft log.
+//!
+//! Nothing is guessed. A replica whose log lost what had been durable, or whose state cannot be
+//! rebuilt, is left as it is and reported: it may hold the only copy of something, and it may have
+//! voted, so it must not take part until the manager has taken it out of its group
+//! (RELIABILITY.md 4.6).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use milpa_host::clock::now_ms;
+use milpa_raft::{GroupStart, LogPosition, MultiRaft, Recovered, SnapshotDescriptor};
+use milpa_types::PartitionId;
+use milpa_wire::meta::CreateMetaPartition;
+use tracing::{error, info, warn};
+
+use super::metrics::Metrics;
+use super::replica::{LogGrowth, Replica};
+use super::shell::Shell;
+use super::snapshot_store::{SnapshotStore, Stored};
+use crate::core::{Partition, PartitionSetup};
+
+/// One partition as its directory has it.
+pub(crate) struct Loaded {
+    partition: PartitionId,
+    definition: Option<CreateMetaPartition>,
+    snapshot: Option<(SnapshotDescriptor, Partition)>,
+    started: bool,
+    deleted: bool,
+}
+
+/// Reads every partition's newest good snapshot. Blocking; uses as many threads as there are
+/// processors.
+///
+/// # Errors
+///
+/// The disk's, when it cannot even be listed.
+pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
+    let partitions = store.partitions()?;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (next, loaded) = (Mutex::new(partitions.into_iter()), Mutex::new(Vec::new()));
+    let work = || {
+        loop {
+            let partition = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some(partition) = partition else { return };
+            let one = load(store, partition);
+            loaded.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(work);
+        }
+        work();
+    });
+    let loaded = loaded.into_inner().unwrap_or_else(PoisonError::into_inner);
+    loaded.into_iter().collect()
+}
+
+fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
+    let Stored { mut definition, snapshots, started, deleted } = store.inspect(partition)?;
+    let mut snapshot = None;
+    for position in if deleted { Vec::new() } else { snapshots } {
+        match store.read(partition, position) {
+            Ok((header, state)) => {
+                definition.get_or_insert(header.definition);
+                snapshot = Some((header.descriptor, state));
+                break;
+            }
+            Err(error) => {
+                error!(%partition, ?position, %error, source = ?std::error::Error::source(&error),
+                    "a snapshot is damaged: trying the one before");
+                Metrics::get().snapshots_failed.inc();
+                store.set_aside(partition, position)?;
+            }
+        }
+    }
+    Ok(Loaded { partition, definition, snapshot, started, deleted })
+}
+
+impl Shell {
+    /// Joins what the directories hold with what the log held, and starts the groups.
+    pub(crate) fn recover(
+        &mut self,
+        multi: &mut MultiRaft,
+        loaded: Vec<Loaded>,
+        recovered: Recovered,
+    ) {
+        if !recovered.damaged.is_empty() {
+            error!(damage = ?recovered.damaged, "parts of the Raft log are unreadable");
+        }
+        let logged: BTreeSet<PartitionId> = recovered.groups.iter().map(|g| g.group).collect();
+        let mut found: BTreeMap<PartitionId, Loaded> =
+            loaded.into_iter().map(|one| (one.partition, one)).collect();
+        let starts = found.iter().map(|(id, one)| (*id, start_of(one))).collect();
+        let refused: BTreeMap<PartitionId, String> = multi
+            .recover(recovered, &starts, now_ms())
+            .into_iter()
+            .map(|(group, error)| (group, error.to_string()))
+            .collect();
+        for group in logged {
+            let one = found.remove(&group);
+            self.recover_logged(multi, group, one, refused.get(&group));
+        }
+        for (_, one) in found {
+            self.recover_unlogged(multi, one);
+        }
+        info!(partitions = self.replicas.len(), damaged = self.damaged.len(), "state loaded");
+    }
+
+    /// A group that the log knows.
+    fn recover_logged(
+        &mut self,
+        multi: &mut MultiRaft,
+        group: PartitionId,
+        one: Option<Loaded>,
+        refused: Option<&String>,
+    ) {
+        if one.as_ref().is_some_and(|one| one.deleted) {
+            multi.remove_group(group);
+            return self.remove_directory(group);
+        }
+        if let Some(reason) = refused {
+            return self.give_up_replica(group, reason.clone());
+        }
+        let Some((one, definition)) = one.and_then(|mut one| {
+            let definition = one.definition.take()?;
+            Some((one, definition))
+        }) else {
+            return self.give_up_replica(group, "its definition is lost".to_owned());
+        };
+        let mut log = LogGrowth { begun_ms: now_ms(), ..LogGrowth::default() };
+        let (state, applied) = match one.snapshot {
+            Some((descriptor, state)) => {
+                let position = descriptor.position;
+                multi.set_snapshot(group, descriptor.clone());
+                log.newest = Some(descriptor);
+                (state, position)
+            }
+            None => (Partition::new(PartitionSetup::from(&definition)), LogPosition::default()),
+        };
+        let mut replica = Replica::new(definition, state, applied);
+        replica.started = one.started;
+        replica.log = log;
+        if let Some(status) = multi.status(group) {
+            (replica.role, replica.term, replica.leader) =
+                (status.role, status.term, status.leader);
+        }
+        self.replicas.insert(group, replica);
+    }
+
+    /// A directory whose group the log does not know.
+    fn recover_unlogged(&mut self, multi: &mut MultiRaft, one: Loaded) {
+        let partition = one.partition;
+        if one.deleted {
+            return self.remove_directory(partition);
+        }
+        match one.definition {
+            // The node crashed before the group's first flush returned: nobody was promised
+            // anything, so it begins now.
+            Some(definition) if !one.started && one.snapshot.is_none() => {
+                self.begin_group(multi, definition);
+            }
+            _ => self.give_up_replica(partition, "its log is lost".to_owned()),
+        }
+    }
+
+    fn remove_directory(&self, partition: PartitionId) {
+        if let Err(error) = self.ctx.store.remove(partition) {
+            warn!(%partition, %error, "cannot remove the directory of a deleted partition");
+        }
+    }
+}
+
+fn start_of(one: &Loaded) -> GroupStart {
+    match &one.snapshot {
+        Some((descriptor, _)) => {
+            GroupStart { applied: descriptor.position.index, snapshot: Some(descriptor.clone()) }
+        }
+        None => GroupStart { applied: 0, snapshot: None },
+    }
+}

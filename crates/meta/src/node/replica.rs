@@ -1,0 +1,216 @@
+//! One replica of a partition, with everything the shell remembers about it.
+//!
+//! What only a leader needs (who waits for which entry, lease timers, driven operations) is dropped
+//! when leadership is lost, and built anew from the state by the next leader.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
+use milpa_types::{MetaError, NodeId, PartitionId, VolumeId};
+use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
+
+use super::leases::Leases;
+use super::responder::Responder;
+use crate::core::Partition;
+
+/// One replica.
+pub(crate) struct Replica {
+    /// As the manager defined it.
+    pub definition: CreateMetaPartition,
+    /// The state machine.
+    pub state: Partition,
+    /// The last entry in the state.
+    pub applied: LogPosition,
+    /// What this node is in the group.
+    pub role: Role,
+    /// The group's term, as far as known here.
+    pub term: u64,
+    /// Who leads: a hint.
+    pub leader: Option<NodeId>,
+    /// Whether this node leads and has applied an entry of its term: only then the state holds all
+    /// that was ever acknowledged.
+    pub ready: bool,
+    /// Whether the disk knows that this replica takes part.
+    pub started: bool,
+    /// A snapshot of a peer is being fetched: the state is about to be replaced.
+    pub installing: bool,
+    /// Since the last snapshot.
+    pub log: LogGrowth,
+    /// Leader: who waits for the entry at an index.
+    pub proposals: BTreeMap<u64, Proposal>,
+    /// Leader: who waits for a round of heartbeats, by the number given to Raft.
+    pub reads: BTreeMap<u64, WaitingRead>,
+    /// Leader: who waits for the end of an operation.
+    pub deferred: BTreeMap<OperationId, Vec<Responder>>,
+    /// Leader: operations that this partition coordinates, with the step under way.
+    pub driven: BTreeMap<OperationId, Driven>,
+    /// Leader: intents of other partitions' operations, since when this leader has seen them.
+    pub intents: BTreeMap<OperationId, IntentWatch>,
+    /// Leader: when each session ends.
+    pub leases: Leases,
+    /// Leader: deletion of freed bytes.
+    pub freeing: Freeing,
+}
+
+/// An entry that somebody waits for.
+pub(crate) struct Proposal {
+    /// The term in which it was proposed: at its index under another term it was lost.
+    pub term: u64,
+    /// Who waits.
+    pub responder: Responder,
+}
+
+/// A read that waits until this node is proven to lead.
+pub(crate) struct WaitingRead {
+    /// What was asked.
+    pub query: Query,
+    /// By whom.
+    pub responder: Responder,
+    /// The index that must be applied, once known.
+    pub index: Option<u64>,
+}
+
+/// Questions that only a proven leader answers.
+#[derive(Clone, Debug)]
+pub(crate) enum Query {
+    /// A client's read.
+    Read(MetaRead),
+    /// Another partition's question about an operation.
+    Inquire(OperationId),
+    /// A data node's question about unpublished bytes.
+    Offers(Vec<ExtentOffer>),
+}
+
+/// A cross-partition operation that is being driven.
+pub(crate) struct Driven {
+    /// The step that a task is asking for now.
+    pub number: u32,
+    /// Since when this leader drives the operation, in milliseconds.
+    pub since_ms: u64,
+    /// Whether a task is at it; else the next tick starts one.
+    pub asking: bool,
+}
+
+/// An intent that may have been forgotten by its coordinator.
+pub(crate) struct IntentWatch {
+    /// Since when this leader has seen it, in milliseconds.
+    pub since_ms: u64,
+    /// Whether the coordinator is being asked.
+    pub asking: bool,
+}
+
+/// How much log there is above the last snapshot.
+#[derive(Default)]
+pub(crate) struct LogGrowth {
+    /// Entries.
+    pub entries: u64,
+    /// Bytes.
+    pub bytes: u64,
+    /// The newest snapshot on disk.
+    pub newest: Option<SnapshotDescriptor>,
+    /// Log index of the snapshot before it; 0 for none. The log is kept from here on, so that a
+    /// rotten newest snapshot loses nothing.
+    pub previous: u64,
+    /// When the last one was begun, in milliseconds.
+    pub begun_ms: u64,
+    /// Whether one is being written.
+    pub writing: bool,
+    /// A follower waits for one.
+    pub wanted: bool,
+}
+
+/// Progress of deletion.
+#[derive(Default)]
+pub(crate) struct Freeing {
+    /// Whether a task is at it.
+    pub busy: bool,
+    /// Orders above this one come next; 0 begins anew.
+    pub after: u64,
+    /// Not before this time, in milliseconds.
+    pub not_before_ms: u64,
+}
+
+impl Replica {
+    pub(crate) fn new(
+        definition: CreateMetaPartition,
+        state: Partition,
+        applied: LogPosition,
+    ) -> Replica {
+        Replica {
+            definition,
+            state,
+            applied,
+            role: Role::Follower,
+            term: 0,
+            leader: None,
+            ready: false,
+            started: false,
+            installing: false,
+            log: LogGrowth::default(),
+            proposals: BTreeMap::new(),
+            reads: BTreeMap::new(),
+            deferred: BTreeMap::new(),
+            driven: BTreeMap::new(),
+            intents: BTreeMap::new(),
+            leases: Leases::default(),
+            freeing: Freeing::default(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> PartitionId {
+        self.definition.partition
+    }
+
+    pub(crate) fn volume(&self) -> VolumeId {
+        self.definition.volume
+    }
+
+    pub(crate) fn leads(&self) -> bool {
+        self.role == Role::Leader
+    }
+
+    /// Tells everybody who waits that this node leads no more, and forgets what only a leader
+    /// knows. What was proposed may still come true: the client repeats it with the same id.
+    pub(crate) fn step_down(&mut self) {
+        self.ready = false;
+        for (_, proposal) in std::mem::take(&mut self.proposals) {
+            proposal.responder.fail(MetaError::OutcomeUnknown);
+        }
+        for (_, waiting) in std::mem::take(&mut self.deferred) {
+            waiting.into_iter().for_each(|responder| responder.fail(MetaError::OutcomeUnknown));
+        }
+        let leader = self.leader;
+        for (_, read) in std::mem::take(&mut self.reads) {
+            read.responder.fail(MetaError::NotLeader { leader });
+        }
+        self.driven.clear();
+        self.intents.clear();
+        self.leases = Leases::default();
+        self.freeing = Freeing::default();
+    }
+
+    /// Answers those whose deadline has come: nobody hangs on a partition without majority.
+    pub(crate) fn expire_waiting(&mut self, now: Instant) {
+        let late = |responder: &Responder| responder.deadline() <= now;
+        for (_, proposal) in self.proposals.extract_if(.., |_, p| late(&p.responder)) {
+            proposal.responder.fail(MetaError::OutcomeUnknown);
+        }
+        for (_, read) in self.reads.extract_if(.., |_, read| late(&read.responder)) {
+            read.responder.fail(MetaError::Busy);
+        }
+        for waiting in self.deferred.values_mut() {
+            for responder in waiting.extract_if(.., |responder| late(responder)) {
+                responder.fail(MetaError::OutcomeUnknown);
+            }
+        }
+        self.deferred.retain(|_, waiting| !waiting.is_empty());
+    }
+
+    /// Ends an operation for everybody who waits for it.
+    pub(crate) fn finish(&mut self, operation: OperationId, reply: &MetaReply) {
+        for responder in self.deferred.remove(&operation).unwrap_or_default() {
+            responder.send(reply);
+        }
+    }
+}

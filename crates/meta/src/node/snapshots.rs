@@ -1,0 +1,320 @@
+//! Snapshots: written beside the work, served to peers, fetched from them.
+//!
+//! The core freezes its state in microseconds; a thread writes it while the partition goes on.
+//! The log is then dropped up to the snapshot *before* the new one: if the new file rots, the node
+//! still starts from its predecessor and the log.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::clock::now_ms;
+use milpa_raft::{InstallSnapshot, LogPosition, MultiRaft, SnapshotDescriptor};
+use milpa_types::{MetaError, NodeId, PartitionId, Role};
+use milpa_wire::meta::{MetaAnswer, MetaReply, MetaRequest};
+use tracing::{debug, error, info, warn};
+
+use super::context::Context;
+use super::inbox::Event;
+use super::metrics::Metrics;
+use super::replica::{LogGrowth, Replica};
+use super::responder::Responder;
+use super::shell::Shell;
+use super::snapshot_file::{self, FileHeader};
+use super::snapshot_store::SnapshotStore;
+use crate::core::{Partition, Snapshot};
+
+/// Snapshots written at once on this node: the disk is the log's first.
+const JOBS_MAX: usize = 2;
+/// Bytes of one piece for a peer.
+const PIECE_BYTES: usize = 1 << 20;
+/// Files kept of each partition.
+const KEPT: usize = 2;
+/// A partition with few changes is written after this time all the same, so that its entries do
+/// not keep old segments of the shared log alive.
+const IDLE_MS: u64 = 600_000;
+/// After a failed attempt.
+const RETRY_MS: u64 = 30_000;
+/// One piece of a snapshot from a peer.
+const PIECE_WAIT: Duration = Duration::from_secs(5);
+/// Tries for one piece.
+const PIECE_TRIES: u32 = 5;
+
+impl Shell {
+    /// Once a tick: begins snapshots that are due, and fetches those that Raft asked for.
+    pub(crate) fn run_snapshots(&mut self, multi: &mut MultiRaft, now: u64) {
+        for install in std::mem::take(&mut self.installs) {
+            self.begin_fetch(multi, install);
+        }
+        let (entries, bytes) =
+            (self.ctx.config.snapshot_after_entries, self.ctx.config.snapshot_after_bytes);
+        let due: Vec<PartitionId> = self
+            .replicas
+            .values()
+            .filter(|replica| is_due(replica, entries, bytes, now))
+            .map(Replica::id)
+            .collect();
+        for partition in due {
+            if self.snapshot_jobs >= JOBS_MAX {
+                return;
+            }
+            self.begin_snapshot(multi, partition, now);
+        }
+    }
+
+    fn begin_snapshot(&mut self, multi: &mut MultiRaft, partition: PartitionId, now: u64) {
+        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        let log = &mut replica.log;
+        log.begun_ms = now;
+        if let Some(newest) = log.newest.clone().filter(|n| n.position == replica.applied) {
+            // Nothing happened since: the newest is good enough for a follower, and for the log.
+            (log.wanted, log.previous) = (false, newest.position.index);
+            multi.compact(partition, newest.position.index);
+            return multi.set_snapshot(partition, newest);
+        }
+        let Some(descriptor) = multi.describe(partition, replica.applied.index) else { return };
+        (log.writing, log.wanted, log.entries, log.bytes) = (true, false, 0, 0);
+        let snapshot = replica.state.begin_snapshot(descriptor.position.term);
+        let header = FileHeader { definition: replica.definition.clone(), descriptor };
+        self.snapshot_jobs += 1;
+        let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
+        tokio::task::spawn_local(async move {
+            let descriptor = header.descriptor.clone();
+            let job = move || write(&store, &header, snapshot);
+            let written = tokio::task::spawn_blocking(job).await.unwrap_or(false);
+            let written = written.then_some(descriptor);
+            inbox.push(Event::SnapshotWritten { partition, written });
+        });
+    }
+
+    /// A snapshot is durable, or could not be written.
+    pub(crate) fn snapshot_written(
+        &mut self,
+        multi: &mut MultiRaft,
+        partition: PartitionId,
+        written: Option<SnapshotDescriptor>,
+    ) {
+        self.snapshot_jobs = self.snapshot_jobs.saturating_sub(1);
+        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        let log = &mut replica.log;
+        log.writing = false;
+        let Some(descriptor) = written else {
+            Metrics::get().snapshots_failed.inc();
+            log.begun_ms = (now_ms() + RETRY_MS).saturating_sub(IDLE_MS);
+            log.entries += 1;
+            return;
+        };
+        Metrics::get().snapshots_written.inc();
+        debug!(%partition, index = descriptor.position.index, "snapshot written");
+        let newest = log.newest.replace(descriptor.clone());
+        log.previous = newest.map_or(0, |newest| newest.position.index);
+        multi.set_snapshot(partition, descriptor);
+        if log.previous > 0 {
+            multi.compact(partition, log.previous);
+        }
+    }
+
+    /// A piece of a snapshot for a peer.
+    pub(crate) fn serve_snapshot(
+        &self,
+        partition: PartitionId,
+        index: u64,
+        offset: u64,
+        responder: Responder,
+    ) {
+        let store = self.ctx.store.clone();
+        tokio::task::spawn_local(async move {
+            let read = move || store.read_piece(partition, index, offset, PIECE_BYTES);
+            match tokio::task::spawn_blocking(read).await {
+                Ok(Ok(Some((piece, total)))) => {
+                    let answer = Ok(MetaAnswer::SnapshotPiece { total });
+                    responder.send_with(&answer, piece.into());
+                }
+                Ok(Ok(None)) => responder.fail(MetaError::WrongPartition),
+                Ok(Err(error)) => {
+                    error!(%partition, index, %error, "cannot read a snapshot for a peer");
+                    responder.fail(MetaError::DiskFailed);
+                }
+                Err(_) => responder.fail(MetaError::Busy),
+            }
+        });
+    }
+
+    fn begin_fetch(&mut self, multi: &mut MultiRaft, install: InstallSnapshot) {
+        let partition = install.group;
+        let Some(replica) = self.replicas.get_mut(&partition) else {
+            return multi.snapshot_failed(partition);
+        };
+        if replica.installing || replica.log.writing {
+            // Both write into the partition's directory: one after the other.
+            return multi.snapshot_failed(partition);
+        }
+        info!(%partition, from = %install.from, position = ?install.snapshot.position,
+            "fetching a snapshot: this replica is too far behind for the log");
+        replica.installing = true;
+        let ctx = Rc::clone(&self.ctx);
+        tokio::task::spawn_local(async move {
+            let fetched = fetch_and_read(&ctx, &install).await;
+            if let Err(problem) = &fetched {
+                warn!(%partition, problem, "could not install a snapshot");
+            }
+            let fetched = fetched.ok().map(Box::new);
+            ctx.inbox.push(Event::SnapshotFetched { partition, fetched });
+        });
+    }
+
+    /// A peer's snapshot is durable here and read, or not.
+    pub(crate) fn snapshot_fetched(
+        &mut self,
+        multi: &mut MultiRaft,
+        partition: PartitionId,
+        fetched: Option<Box<(FileHeader, Partition)>>,
+    ) {
+        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        replica.installing = false;
+        let Some(fetched) = fetched else {
+            Metrics::get().snapshots_failed.inc();
+            return multi.snapshot_failed(partition);
+        };
+        let (header, state) = *fetched;
+        Metrics::get().snapshots_installed.inc();
+        info!(%partition, position = ?header.descriptor.position, "snapshot installed");
+        let descriptor = header.descriptor;
+        replica.step_down();
+        replica.state = state;
+        replica.applied = descriptor.position;
+        replica.definition = header.definition;
+        replica.log = LogGrowth {
+            newest: Some(descriptor.clone()),
+            begun_ms: now_ms(),
+            ..LogGrowth::default()
+        };
+        multi.snapshot_installed(partition, descriptor.position.index);
+        multi.set_snapshot(partition, descriptor);
+    }
+}
+
+fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
+    let log = &replica.log;
+    if log.writing || replica.installing || replica.applied.index == 0 {
+        return false;
+    }
+    let rests = log.newest.as_ref().is_some_and(|newest| newest.position == replica.applied)
+        && log.previous == replica.applied.index;
+    log.wanted
+        || log.entries >= entries
+        || log.bytes >= bytes
+        || (!rests && now.saturating_sub(log.begun_ms) >= IDLE_MS)
+}
+
+/// Writes, names and prunes. Blocking. Says in the log what went wrong.
+fn write(store: &SnapshotStore, header: &FileHeader, snapshot: Snapshot) -> bool {
+    let (partition, position) = (header.definition.partition, header.descriptor.position);
+    let path = store.writing_path(partition);
+    if let Err(error) = snapshot_file::write(&path, header, snapshot) {
+        error!(%partition, %error, source = ?std::error::Error::source(&error),
+            "cannot write a snapshot");
+        return false;
+    }
+    let published = store.publish(partition, position, &path);
+    if let Err(error) = &published {
+        error!(%partition, %error, "cannot publish a snapshot");
+    }
+    if let Err(error) = store.prune(partition, KEPT) {
+        warn!(%partition, %error, "cannot delete old snapshots");
+    }
+    published.is_ok()
+}
+
+/// Fetches a snapshot piece by piece, makes it durable and reads it.
+async fn fetch_and_read(
+    ctx: &Context,
+    install: &InstallSnapshot,
+) -> Result<(FileHeader, Partition), String> {
+    let (partition, position) = (install.group, install.snapshot.position);
+    let path = ctx.store.incoming_path(partition);
+    fetch(ctx, install, path.clone()).await?;
+    let (store, expected) = (ctx.store.clone(), install.snapshot.clone());
+    let read = move || check_and_publish(&store, partition, position, &path, &expected);
+    tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
+}
+
+async fn fetch(ctx: &Context, install: &InstallSnapshot, path: PathBuf) -> Result<(), String> {
+    let mut file = on_thread(move || File::create(path)).await?;
+    let mut offset = 0;
+    loop {
+        let (piece, total) = fetch_piece(ctx, install, offset).await?;
+        if piece.is_empty() || offset + piece.len() as u64 > total {
+            return Err(format!("a piece at {offset} of {total} bytes has {}", piece.len()));
+        }
+        offset += piece.len() as u64;
+        file = on_thread(move || file.write_all(&piece).map(|()| file)).await?;
+        if offset == total {
+            return on_thread(move || file.sync_all()).await;
+        }
+    }
+}
+
+async fn fetch_piece(
+    ctx: &Context,
+    install: &InstallSnapshot,
+    offset: u64,
+) -> Result<(Bytes, u64), String> {
+    let (partition, index) = (install.group, install.snapshot.position.index);
+    let request = MetaRequest::FetchSnapshot { partition, index, offset };
+    let mut problem = String::from("no address of the leader");
+    for attempt in 0..PIECE_TRIES {
+        match ask_for_piece(ctx, install.from, &request).await {
+            Ok(piece) => return Ok(piece),
+            Err(Some(refused)) => return Err(refused.to_string()),
+            Err(None) => problem = format!("{} does not answer", install.from),
+        }
+        tokio::time::sleep(Duration::from_millis(50 << attempt)).await;
+    }
+    Err(problem)
+}
+
+/// One try; `Err(None)` may be repeated.
+async fn ask_for_piece(
+    ctx: &Context,
+    from: NodeId,
+    request: &MetaRequest,
+) -> Result<(Bytes, u64), Option<MetaError>> {
+    let address = ctx.address(from).ok_or(None)?;
+    let called =
+        ctx.pool.call::<_, MetaReply>(address, Role::Meta, request, Bytes::new(), PIECE_WAIT).await;
+    match called {
+        Ok((Ok(MetaAnswer::SnapshotPiece { total }), piece)) => Ok((piece, total)),
+        Ok((Ok(_), _)) => Err(Some(MetaError::Invalid)),
+        Ok((Err(MetaError::Busy), _)) => Err(None),
+        Ok((Err(error), _)) => Err(Some(error)),
+        Err(_) => Err(None),
+    }
+}
+
+fn check_and_publish(
+    store: &SnapshotStore,
+    partition: PartitionId,
+    position: LogPosition,
+    path: &std::path::Path,
+    expected: &SnapshotDescriptor,
+) -> Result<(FileHeader, Partition), String> {
+    let (header, state) = snapshot_file::read(path).map_err(|error| error.to_string())?;
+    if header.definition.partition != partition || &header.descriptor != expected {
+        return Err("the peer sent another snapshot than it had offered".to_owned());
+    }
+    store.publish(partition, position, path).map_err(|error| error.to_string())?;
+    store.prune(partition, KEPT).map_err(|error| error.to_string())?;
+    Ok((header, state))
+}
+
+/// Runs file work on a thread that may block.
+async fn on_thread<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, String> {
+    let done = tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?;
+    done.map_err(|error| error.to_string())
+}

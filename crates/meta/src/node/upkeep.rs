@@ -1,0 +1,126 @@
+//! What happens by the clock: deadlines, lease timers, retries, reports.
+
+use std::rc::Rc;
+use std::time::Instant;
+
+use milpa_host::telemetry::memory_bytes;
+use milpa_raft::MultiRaft;
+use milpa_types::PartitionId;
+
+use super::metrics::Metrics;
+use super::shell::Shell;
+use crate::core::Command;
+
+/// Raft's own grain is coarser.
+const GRAIN_MS: u64 = 5;
+/// Between two rounds of slower work.
+const ROUND_MS: u64 = 100;
+/// A tick that comes this late means that the process was stopped.
+const STOPPED_MS: u64 = 500;
+/// Sessions of one partition ended in one round.
+const EXPIRED_MAX: usize = 64;
+
+/// When what is due.
+#[derive(Debug, Default)]
+pub(crate) struct Upkeep {
+    ticked_ms: u64,
+    next_round_ms: u64,
+    memory_limit: u64,
+}
+
+impl Upkeep {
+    pub(crate) fn new(memory_limit: u64, now: u64) -> Upkeep {
+        Upkeep { ticked_ms: now, next_round_ms: now, memory_limit }
+    }
+
+    /// Lets time pass. May be called as often as one likes.
+    pub(crate) fn tick(&mut self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
+        let gap = now.saturating_sub(self.ticked_ms);
+        if gap < GRAIN_MS {
+            return;
+        }
+        multi.tick(now);
+        self.ticked_ms = now;
+        if gap >= STOPPED_MS {
+            shell.replicas.values_mut().for_each(|replica| replica.leases.postpone(gap));
+        }
+        let instant = Instant::now();
+        shell.replicas.values_mut().for_each(|replica| replica.expire_waiting(instant));
+        if now >= self.next_round_ms {
+            self.next_round_ms = now + ROUND_MS;
+            self.round(shell, multi, now);
+        }
+    }
+
+    fn round(&self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
+        shell.memory_full = memory_bytes() > self.memory_limit;
+        let ready: Vec<PartitionId> =
+            shell.replicas.values().filter(|r| r.ready).map(|r| r.id()).collect();
+        for partition in ready {
+            shell.expire_sessions(multi, partition, now);
+            shell.resume_operations(partition);
+            shell.watch_intents(partition, now);
+        }
+        shell.start_freeing(now);
+        shell.run_snapshots(multi, now);
+        shell.note_started();
+        shell.hand_over_damaged(multi);
+        shell.publish_report(multi);
+        shell.measure();
+    }
+}
+
+impl Shell {
+    fn expire_sessions(&mut self, multi: &mut MultiRaft, partition: PartitionId, now: u64) {
+        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        for session in replica.leases.expired(now, EXPIRED_MAX) {
+            Metrics::get().sessions_expired.inc();
+            tracing::info!(%partition, %session, "a session's lease ran out");
+            Shell::propose_for_itself(multi, partition, &Command::ExpireSession { session });
+        }
+    }
+
+    /// Notes on disk which replicas have begun to take part: for them a missing log is a loss.
+    fn note_started(&mut self) {
+        for (partition, replica) in &mut self.replicas {
+            if !replica.started && replica.applied.index > 0 {
+                replica.started = true;
+                let (store, partition) = (self.ctx.store.clone(), *partition);
+                tokio::task::spawn_blocking(move || {
+                    if let Err(error) = store.mark_started(partition) {
+                        tracing::warn!(%partition, %error, "cannot note that a replica started");
+                    }
+                });
+            }
+        }
+    }
+
+    fn publish_report(&self, multi: &MultiRaft) {
+        *self.ctx.report.borrow_mut() = Rc::new(self.report(multi).partitions);
+    }
+
+    fn measure(&self) {
+        let metrics = Metrics::get();
+        let sum = |of: &dyn Fn(&super::replica::Replica) -> usize| {
+            self.replicas.values().map(of).sum::<usize>() as i64
+        };
+        metrics.partitions.set(self.replicas.len() as i64);
+        metrics.partitions_led.set(sum(&|replica| usize::from(replica.leads())));
+        metrics.partitions_damaged.set(self.damaged.len() as i64);
+        metrics.sessions.set(sum(&|replica| replica.leases.len()));
+        metrics.proposals.set(sum(&|replica| replica.proposals.len()));
+        metrics.reads_waiting.set(sum(&|replica| replica.reads.len()));
+        metrics.operations_driven.set(sum(&|replica| replica.driven.len()));
+        let report = self.ctx.report.borrow();
+        let statistics = report.iter().map(|partition| partition.statistics);
+        let (mut inodes, mut dentries, mut freed) = (0, 0, 0);
+        for counts in statistics {
+            inodes += counts.inodes;
+            dentries += counts.dentries;
+            freed += counts.freed_waiting;
+        }
+        metrics.inodes.set(inodes as i64);
+        metrics.dentries.set(dentries as i64);
+        metrics.freed_waiting.set(freed as i64);
+    }
+}
