@@ -1,0 +1,438 @@
+//! The log itself: append, change segments, free old ones.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use milpa_types::PartitionId;
+
+use super::format::{SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
+use super::live::{LiveIndex, SegmentLoad};
+use super::record::{LogBatch, Place, Record, Stored, TraceLine};
+use super::scan::{self, Scan};
+use super::write::BatchBuilder;
+use super::{LogStorage, Recovered, WalError, WalOptions, spare_id, spare_name};
+use super::{TEMPORARY_NAME, segment_name, segment_seq};
+
+/// One write carries at most this much; more waits for the next flush of the same call.
+const BATCH_BYTES_MAX: u64 = 16 << 20;
+/// How much is zeroed, and synced, in one step while preparing a segment: a few milliseconds.
+const PREPARE_STEP_BYTES: u64 = 1 << 20;
+/// Freed segment files kept for reuse.
+const SPARES_MAX: usize = 2;
+
+/// Counters of one log since it was opened. For monitoring only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WalStats {
+    /// Writes, each with one flush.
+    pub flushes: u64,
+    /// Records written.
+    pub records: u64,
+    /// Bytes written, with headers and padding.
+    pub bytes: u64,
+    /// Segment files in use.
+    pub segments: u64,
+    /// Records copied forward to free a segment.
+    pub carried: u64,
+}
+
+/// The segment that is written to.
+#[derive(Debug)]
+struct Current {
+    seq: u64,
+    salt: u64,
+    position: u64,
+    bytes: u64,
+}
+
+/// A write-ahead log of many groups. Owned by one thread; every call may block on the disk.
+pub struct Wal {
+    storage: Box<dyn LogStorage>,
+    options: WalOptions,
+    /// Older segments and their sizes, ascending. The current one is not among them.
+    older: VecDeque<(u64, u64)>,
+    current: Current,
+    next_number: u64,
+    chain: u64,
+    trace: Vec<TraceLine>,
+    live: LiveIndex,
+    spares: Vec<String>,
+    next_spare: u64,
+    /// How much of the temporary file is zeroed.
+    prepared_bytes: Option<u64>,
+    /// Groups whose damage a freed segment could hide.
+    damaged: BTreeSet<PartitionId>,
+    is_collection_due: bool,
+    is_fenced: bool,
+    buffer: Vec<u8>,
+    stats: WalStats,
+}
+
+impl std::fmt::Debug for Wal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wal").field("current", &self.current).finish_non_exhaustive()
+    }
+}
+
+impl Wal {
+    /// Reads the log, or starts one in an empty directory, and makes it ready to append.
+    ///
+    /// # Errors
+    ///
+    /// [`WalError::WrongOwner`] if the log belongs to another node or cluster; [`WalError::Io`].
+    /// Damage is not an error: it is in [`Recovered::damaged`].
+    pub fn open(
+        storage: impl LogStorage,
+        options: WalOptions,
+    ) -> Result<(Wal, Recovered), WalError> {
+        options.validate()?;
+        let mut storage: Box<dyn LogStorage> = Box::new(storage);
+        let mut scan = scan::scan(storage.as_mut(), &options)?;
+        let mut wal = Wal::from_scan(storage, options, &mut scan);
+        wal.adopt_spares()?;
+        match &scan.tail {
+            Some(tail) => wal.continue_at(tail)?,
+            None => wal.rotate()?,
+        }
+        let (groups, damaged) = scan.replay.finish();
+        wal.damaged = damaged.iter().map(|damage| damage.group).collect();
+        let recovered = Recovered {
+            groups,
+            damaged,
+            has_torn_tail: scan.has_torn_tail,
+            batches: scan.batches,
+        };
+        Ok((wal, recovered))
+    }
+
+    fn from_scan(storage: Box<dyn LogStorage>, options: WalOptions, scan: &mut Scan) -> Wal {
+        let newest = scan.segments.last().map_or(0, |&(seq, _)| seq);
+        let mut older: VecDeque<_> = scan.segments.iter().copied().collect();
+        if scan.tail.is_some() {
+            older.pop_back();
+        }
+        Wal {
+            storage,
+            older,
+            current: Current { seq: newest, salt: 0, position: 0, bytes: 0 },
+            next_number: scan.next_number.max(1),
+            chain: scan.chain,
+            trace: std::mem::take(&mut scan.trace),
+            live: std::mem::take(&mut scan.live),
+            spares: Vec::new(),
+            next_spare: 0,
+            prepared_bytes: None,
+            damaged: BTreeSet::new(),
+            is_collection_due: true,
+            is_fenced: false,
+            buffer: Vec::new(),
+            stats: WalStats::default(),
+            options,
+        }
+    }
+
+    /// Keeps reusable files of the right size, and removes the leftovers of a crash.
+    fn adopt_spares(&mut self) -> Result<(), WalError> {
+        for name in self.storage.list()? {
+            if let Some(id) = spare_id(&name) {
+                self.next_spare = self.next_spare.max(id + 1);
+                let mut end = [0; 2];
+                let last_byte = self.options.segment_bytes - 1;
+                let has_size = self.storage.read(&name, last_byte, &mut end)? == 1;
+                if has_size && self.spares.len() < SPARES_MAX {
+                    self.spares.push(name);
+                    continue;
+                }
+            } else if name != TEMPORARY_NAME {
+                continue;
+            }
+            self.storage.remove(&name)?;
+        }
+        Ok(())
+    }
+
+    /// What was read may only be in the page cache, left by a process that died between write and
+    /// flush; or, after a failed flush, be there and never reach the disk. Only the last batch can
+    /// be in that state, so it is written again and flushed before anything is built on it.
+    fn continue_at(&mut self, tail: &scan::Tail) -> Result<(), WalError> {
+        self.current = Current {
+            seq: tail.header.seq,
+            salt: tail.header.salt,
+            position: tail.position,
+            bytes: tail.header.segment_bytes,
+        };
+        let name = segment_name(self.current.seq);
+        if let Some((offset, bytes)) = &tail.last_batch {
+            self.storage.write_at(&name, *offset, bytes)?;
+        }
+        self.storage.sync(&name)?;
+        self.storage.sync_dir()?;
+        Ok(())
+    }
+
+    /// Writes all records of all batches, in order, and returns when they are durable. Usually
+    /// that is one write and one flush.
+    ///
+    /// # Errors
+    ///
+    /// After any error the log is fenced: what the disk holds of these batches is unknown, and
+    /// every later call fails with [`WalError::Fenced`].
+    pub fn append(&mut self, batches: &[LogBatch]) -> Result<(), WalError> {
+        let mut records = batches.iter().flat_map(|batch| &batch.records).peekable();
+        while records.peek().is_some() {
+            let mut builder = self.begin()?;
+            let mut count = 0;
+            while let Some(record) = records.next_if(|record| builder.has_room_for(record)) {
+                let bytes = builder.put(&Stored::Record(record.clone()));
+                self.note(record, bytes, false);
+                count += 1;
+            }
+            self.finish_or_rotate(builder, count)?;
+        }
+        self.collect()
+    }
+
+    fn note(&mut self, record: &Record, bytes: u64, is_carried: bool) {
+        self.live.note(record, self.current.seq, bytes, is_carried);
+        self.stats.records += 1;
+        match record {
+            Record::GroupRemoved { group } => {
+                self.damaged.remove(group);
+                self.is_collection_due = true;
+            }
+            Record::Compacted { .. } | Record::Snapshot { .. } => self.is_collection_due = true,
+            _ => {}
+        }
+    }
+
+    fn begin(&mut self) -> Result<BatchBuilder, WalError> {
+        if self.is_fenced {
+            return Err(WalError::Fenced);
+        }
+        let place = Place {
+            salt: self.current.salt,
+            number: self.next_number,
+            offset: self.current.position,
+        };
+        let limit = (self.current.bytes - self.current.position).min(BATCH_BYTES_MAX);
+        let buffer = std::mem::take(&mut self.buffer);
+        Ok(BatchBuilder::new(buffer, place, limit, self.trace.clone()))
+    }
+
+    /// Flushes what was put in; or, if nothing fitted, goes on in a new segment.
+    fn finish_or_rotate(&mut self, builder: BatchBuilder, count: usize) -> Result<(), WalError> {
+        if count > 0 {
+            return self.fence_on_error(|wal| wal.flush(builder));
+        }
+        self.buffer = builder.into_buffer();
+        if self.current.position == SEGMENT_HEADER_BYTES
+            && self.current.bytes >= self.options.segment_bytes
+        {
+            self.is_fenced = true;
+            return Err(WalError::RecordTooLarge { segment_bytes: self.options.segment_bytes });
+        }
+        self.fence_on_error(Wal::rotate)
+    }
+
+    fn fence_on_error(
+        &mut self,
+        operation: impl FnOnce(&mut Wal) -> Result<(), WalError>,
+    ) -> Result<(), WalError> {
+        let result = operation(self);
+        self.is_fenced |= result.is_err();
+        result
+    }
+
+    fn flush(&mut self, builder: BatchBuilder) -> Result<(), WalError> {
+        let (bytes, length, lines) = builder.finish(self.current.seq, self.chain);
+        let name = segment_name(self.current.seq);
+        self.storage.write_at(&name, self.current.position, &bytes)?;
+        self.storage.sync(&name)?;
+        self.chain = chain_of(bytes.get(..length).unwrap_or_default());
+        self.trace = lines;
+        self.next_number += 1;
+        self.current.position += bytes.len() as u64;
+        self.stats.flushes += 1;
+        self.stats.bytes += bytes.len() as u64;
+        self.buffer = bytes;
+        Ok(())
+    }
+
+    /// Opens the next segment. Its header is durable before the file gets its name, and it is
+    /// only made when everything before is durable: so its existence proves that.
+    fn rotate(&mut self) -> Result<(), WalError> {
+        let is_first = self.current.seq == 0;
+        let (spare, bytes) = match self.spares.pop() {
+            Some(spare) => (spare, self.options.segment_bytes),
+            None if is_first => (TEMPORARY_NAME.to_owned(), self.options.first_segment_bytes),
+            None => (TEMPORARY_NAME.to_owned(), self.options.segment_bytes),
+        };
+        if spare == TEMPORARY_NAME {
+            while !self.zero_step(bytes)? {}
+            self.prepared_bytes = None;
+        }
+        let seq = self.current.seq + 1;
+        let salt = mix(self.options.nonce ^ mix(seq) ^ mix(!self.next_number));
+        let header = SegmentHeader {
+            seq,
+            owner: self.options.owner,
+            first_batch: self.next_number,
+            chain: self.chain,
+            salt,
+            segment_bytes: bytes,
+        };
+        self.storage.write_at(&spare, 0, &header.encode())?;
+        self.storage.sync(&spare)?;
+        self.storage.rename(&spare, &segment_name(seq))?;
+        self.storage.sync_dir()?;
+        if self.current.bytes > 0 {
+            self.older.push_back((self.current.seq, self.current.bytes));
+        }
+        self.current = Current { seq, salt, position: SEGMENT_HEADER_BYTES, bytes };
+        self.is_collection_due = true;
+        Ok(())
+    }
+
+    /// Zeroes and syncs the next piece of the temporary file. True when it has `bytes`. Blocks
+    /// that were once written and synced need no journal commit when they are written again.
+    fn zero_step(&mut self, bytes: u64) -> Result<bool, WalError> {
+        let done = match self.prepared_bytes {
+            Some(done) => done,
+            None => {
+                self.storage.create(TEMPORARY_NAME)?;
+                0
+            }
+        };
+        if done < bytes {
+            let step = (bytes - done).min(PREPARE_STEP_BYTES);
+            let zeros = vec![0; usize::try_from(step).unwrap_or(0)];
+            self.storage.write_at(TEMPORARY_NAME, done, &zeros)?;
+            self.storage.sync(TEMPORARY_NAME)?;
+        }
+        let done = (done + PREPARE_STEP_BYTES).min(bytes);
+        self.prepared_bytes = Some(done);
+        Ok(done == bytes)
+    }
+
+    /// Does a little of what the next segment change will need, when the writer has nothing else
+    /// to do. Returns true if there is more of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Wal::append`].
+    pub fn prepare_step(&mut self) -> Result<bool, WalError> {
+        let is_far = self.current.position < self.current.bytes / 4;
+        if self.is_fenced || !self.spares.is_empty() || is_far {
+            return Ok(false);
+        }
+        self.fence_on_error(|wal| {
+            if wal.zero_step(wal.options.segment_bytes)? {
+                let spare = wal.new_spare_name();
+                wal.storage.rename(TEMPORARY_NAME, &spare)?;
+                wal.storage.sync_dir()?;
+                wal.prepared_bytes = None;
+                wal.spares.push(spare);
+            }
+            Ok(())
+        })?;
+        Ok(self.spares.is_empty())
+    }
+
+    fn new_spare_name(&mut self) -> String {
+        self.next_spare += 1;
+        spare_name(self.next_spare)
+    }
+
+    /// Frees old segments as far as nothing live is in them. Few live records are copied forward,
+    /// so that one idle group cannot hold a whole segment.
+    fn collect(&mut self) -> Result<(), WalError> {
+        // While damage is known, the segment that proves it stays.
+        if !std::mem::take(&mut self.is_collection_due) || !self.damaged.is_empty() {
+            return Ok(());
+        }
+        // Only what is there now: copying forward may itself make segments old.
+        for _ in 0..self.older.len() {
+            let Some(&(seq, bytes)) = self.older.front() else { break };
+            let load = self.live.load(seq);
+            if !load.is_empty() {
+                let is_crowded = self.older.len() >= self.options.segments_max;
+                // Less than a quarter, or copying could write more than it frees.
+                let light_bytes = self.options.carry_bytes_max.min(bytes / 4);
+                let is_light = load.entry_bytes <= light_bytes;
+                if load.entry_bytes > 0 && !(is_crowded && is_light) {
+                    return Ok(());
+                }
+                if !self.carry(seq, load)? {
+                    return Ok(());
+                }
+            }
+            self.fence_on_error(|wal| wal.free(seq, bytes))?;
+        }
+        Ok(())
+    }
+
+    /// Copies what is live in segment `seq` to the end of the log. False if it cannot be read.
+    fn carry(&mut self, seq: u64, load: SegmentLoad) -> Result<bool, WalError> {
+        let mut records = load.anchors;
+        if !load.entries.is_empty() {
+            let Some(entries) = self.read_entries(seq, &load.entries)? else { return Ok(false) };
+            records.extend(entries);
+        }
+        let mut records = records.into_iter().peekable();
+        while records.peek().is_some() {
+            let mut builder = self.begin()?;
+            let mut count = 0;
+            while let Some(record) = records.next_if(|record| builder.has_room_for(record)) {
+                let stored = Stored::Carried(record.clone());
+                let bytes = builder.put(&stored);
+                self.note(&record, bytes, true);
+                self.stats.carried += 1;
+                count += 1;
+            }
+            self.finish_or_rotate(builder, count)?;
+        }
+        Ok(true)
+    }
+
+    fn read_entries(
+        &mut self,
+        seq: u64,
+        wanted: &[(PartitionId, u64, u64)],
+    ) -> Result<Option<Vec<Record>>, WalError> {
+        let result = scan::read_live_entries(self.storage.as_mut(), &self.options, seq, wanted);
+        self.is_fenced |= result.is_err();
+        let entries = result?;
+        if entries.is_none() {
+            tracing::warn!(segment = seq, "log segment has unreadable live entries; kept");
+        }
+        Ok(entries)
+    }
+
+    /// The directory is synced before the file can get new contents, or a crash could leave the
+    /// old name on them.
+    fn free(&mut self, seq: u64, bytes: u64) -> Result<(), WalError> {
+        let name = segment_name(seq);
+        if bytes == self.options.segment_bytes && self.spares.len() < SPARES_MAX {
+            let spare = self.new_spare_name();
+            self.storage.rename(&name, &spare)?;
+            self.storage.sync_dir()?;
+            self.spares.push(spare);
+        } else {
+            self.storage.remove(&name)?;
+            self.storage.sync_dir()?;
+        }
+        self.older.pop_front();
+        debug_assert!(segment_seq(&name).is_some());
+        Ok(())
+    }
+
+    /// Counters since the log was opened.
+    #[must_use]
+    pub fn stats(&self) -> WalStats {
+        WalStats { segments: self.older.len() as u64 + 1, ..self.stats }
+    }
+
+    /// Whether a write or flush has failed.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.is_fenced
+    }
+}

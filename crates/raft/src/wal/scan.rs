@@ -1,0 +1,345 @@
+//! Reads all segments from the oldest to the newest, and tells the end of the log from a hole.
+//!
+//! One flush is in flight at a time, so batch n+1 is only written after batch n is durable. A bad
+//! place is therefore the end of the log if nothing with a higher number follows it, in this
+//! segment or a later one (a segment's header also names the first batch it was made for); and it
+//! is corruption if something does.
+
+use std::collections::BTreeMap;
+
+use milpa_types::PartitionId;
+
+use super::format::{
+    BATCH_HEADER_BYTES, BLOCK_BYTES, BatchHeader, RECORD_HEADER_BYTES, RecordHeader,
+    SEGMENT_HEADER_BYTES, SegmentHeader, body_crc, chain_of, padded_body,
+};
+use super::live::LiveIndex;
+use super::record::{self, Record, Stored, TraceLine};
+use super::replay::Replay;
+use super::write::trace_of;
+use super::{LogStorage, WalError, WalOptions, segment_name, segment_seq};
+
+/// What a scan found, and where writing goes on.
+#[derive(Debug, Default)]
+pub(crate) struct Scan {
+    pub(crate) replay: Replay,
+    pub(crate) live: LiveIndex,
+    /// Sequence numbers and sizes of all segments, ascending.
+    pub(crate) segments: Vec<(u64, u64)>,
+    /// The newest segment, if its header is readable.
+    pub(crate) tail: Option<Tail>,
+    pub(crate) next_number: u64,
+    pub(crate) chain: u64,
+    /// What the last batch held.
+    pub(crate) trace: Vec<TraceLine>,
+    /// A batch at the end that a crash had cut short was discarded.
+    pub(crate) has_torn_tail: bool,
+    pub(crate) batches: u64,
+}
+
+/// The end of the log.
+#[derive(Debug)]
+pub(crate) struct Tail {
+    pub(crate) header: SegmentHeader,
+    /// Where the next batch goes.
+    pub(crate) position: u64,
+    /// The last batch in this segment, as it stands in the file.
+    pub(crate) last_batch: Option<(u64, Vec<u8>)>,
+}
+
+/// One segment in memory.
+struct Segment {
+    header: SegmentHeader,
+    bytes: Vec<u8>,
+}
+
+/// A batch that could be read, or what could be read of it.
+struct Batch {
+    header: BatchHeader,
+    records: Vec<(Stored, u64)>,
+    /// Headers of records with unreadable bodies.
+    lost: Vec<RecordHeader>,
+    /// Record headers were unreadable too; what followed them is unknown.
+    is_cut: bool,
+}
+
+impl Batch {
+    fn is_whole(&self) -> bool {
+        self.lost.is_empty() && !self.is_cut
+    }
+
+    fn trace(&self) -> Option<&[TraceLine]> {
+        self.records.iter().find_map(|(stored, _)| match stored {
+            Stored::Trace(lines) => Some(lines.as_slice()),
+            _ => None,
+        })
+    }
+}
+
+impl Segment {
+    fn slice(&self, offset: u64, length: usize) -> Option<&[u8]> {
+        let start = usize::try_from(offset).ok()?;
+        self.bytes.get(start..start.checked_add(length)?)
+    }
+
+    fn batch_header(&self, offset: u64) -> Option<BatchHeader> {
+        let bytes = self.slice(offset, BATCH_HEADER_BYTES)?;
+        BatchHeader::decode(bytes, self.header.salt, self.header.seq, offset)
+    }
+
+    fn batch(&self, header: BatchHeader) -> Batch {
+        let (count, number) = (header.records, header.number);
+        let end = header.offset + u64::from(header.length);
+        let mut at = header.offset + BATCH_HEADER_BYTES as u64;
+        let mut batch = Batch { header, records: Vec::new(), lost: Vec::new(), is_cut: false };
+        for _ in 0..count {
+            let head = self.slice(at, RECORD_HEADER_BYTES);
+            let head =
+                head.and_then(|b| RecordHeader::decode(b, self.header.salt, number, at));
+            let Some(head) = head.filter(|_| at < end) else {
+                batch.is_cut = true;
+                break;
+            };
+            let body_at = at + RECORD_HEADER_BYTES as u64;
+            let body = self.slice(body_at, head.body_bytes as usize);
+            let body = body.filter(|body| body_crc(body) == head.body_crc);
+            let bytes = RECORD_HEADER_BYTES + padded_body(head.body_bytes as usize);
+            at += bytes as u64;
+            match body.and_then(|body| record::decode(&head, body)) {
+                Some(stored) => batch.records.push((stored, bytes as u64)),
+                None => batch.lost.push(head),
+            }
+        }
+        batch
+    }
+
+    /// The first readable batch header at or after `offset` with at least this number.
+    fn find_batch(&self, mut offset: u64, number: u64) -> Option<BatchHeader> {
+        while offset < self.bytes.len() as u64 {
+            let header = self.batch_header(offset).filter(|header| header.number >= number);
+            if header.is_some() {
+                return header;
+            }
+            offset += BLOCK_BYTES;
+        }
+        None
+    }
+}
+
+/// Reads one segment whole. `None` if neither copy of its header verifies.
+fn read_segment(
+    storage: &mut dyn LogStorage,
+    seq: u64,
+    options: &WalOptions,
+) -> Result<Option<Segment>, WalError> {
+    let name = segment_name(seq);
+    let mut head = vec![0; SEGMENT_HEADER_BYTES as usize];
+    storage.read(&name, 0, &mut head)?;
+    let Some(header) = SegmentHeader::decode(&head).filter(|header| header.seq == seq) else {
+        return Ok(None);
+    };
+    if header.owner != options.owner {
+        return Err(WalError::WrongOwner { expected: options.owner, found: header.owner });
+    }
+    let mut bytes = vec![0; usize::try_from(header.segment_bytes).unwrap_or(0)];
+    let length = storage.read(&name, 0, &mut bytes)?;
+    bytes.truncate(length);
+    Ok(Some(Segment { header, bytes }))
+}
+
+/// Scans the whole log.
+pub(crate) fn scan(
+    storage: &mut dyn LogStorage,
+    options: &WalOptions,
+) -> Result<Scan, WalError> {
+    let mut seqs: Vec<u64> = storage.list()?.iter().filter_map(|name| segment_seq(name)).collect();
+    seqs.sort_unstable();
+    let mut scanner = Scanner { scan: Scan::default(), chain: None, unresolved: None };
+    for (i, &seq) in seqs.iter().enumerate() {
+        let is_last = i + 1 == seqs.len();
+        let segment = read_segment(storage, seq, options)?;
+        let size = segment.as_ref().map_or(0, |segment| segment.header.segment_bytes);
+        scanner.scan.segments.push((seq, size));
+        match segment {
+            Some(segment) => scanner.segment(&segment, i == 0, is_last),
+            None => scanner.unreadable_segment(options),
+        }
+    }
+    Ok(scanner.scan)
+}
+
+struct Scanner {
+    scan: Scan,
+    /// The link that the next batch must carry, if known.
+    chain: Option<u64>,
+    /// A bad batch at the end of a segment, until the next segment's header tells whether it had
+    /// been durable.
+    unresolved: Option<(u64, Batch)>,
+}
+
+impl Scanner {
+    /// The headers are synced before the file gets its name, so this is corruption.
+    fn unreadable_segment(&mut self, options: &WalOptions) {
+        self.scan.replay.lost_anything();
+        self.scan.tail = None;
+        self.scan.trace.clear();
+        self.chain = None;
+        // Numbers must go on rising: skip as many as the segment could have held.
+        self.scan.next_number += options.segment_bytes / BLOCK_BYTES + 1;
+        self.scan.chain = 0;
+    }
+
+    fn segment(&mut self, segment: &Segment, is_first: bool, is_last: bool) {
+        let header = &segment.header;
+        if !is_first {
+            self.join(segment);
+        }
+        self.scan.next_number = header.first_batch;
+        self.chain = Some(header.chain);
+        self.scan.chain = header.chain;
+        let mut position = SEGMENT_HEADER_BYTES;
+        let mut last_batch = None;
+        loop {
+            let expected = self.scan.next_number;
+            let here = segment.batch_header(position).filter(|h| h.number == expected);
+            let batch = here.map(|header| segment.batch(header));
+            if let Some(whole) = batch.as_ref().filter(|batch| batch.is_whole()) {
+                let bytes = self.take(segment, whole);
+                last_batch = Some((position, bytes));
+                position += whole.header.padded_bytes();
+                continue;
+            }
+            let from = position + if batch.is_some() { BLOCK_BYTES } else { 0 };
+            let later = segment.find_batch(from, expected + u64::from(batch.is_some()));
+            let Some(later) = later else {
+                self.end(segment, batch, is_last);
+                break;
+            };
+            self.hole(segment, batch, &later);
+            position = later.offset;
+        }
+        self.scan.tail = Some(Tail { header: header.clone(), position, last_batch });
+    }
+
+    /// The header proves that all batches below its first were durable. Are they all there?
+    fn join(&mut self, segment: &Segment) {
+        let first = segment.header.first_batch;
+        let unresolved = self.unresolved.take().filter(|_| first > self.scan.next_number);
+        if let Some((seq, bad)) = unresolved {
+            self.salvage(seq, &bad);
+            if !bad.is_cut {
+                self.scan.next_number = bad.header.number + 1;
+                self.chain = None;
+            }
+        }
+        let is_other = self.chain.is_some_and(|chain| chain != segment.header.chain);
+        if first > self.scan.next_number || is_other {
+            let next = segment.batch_header(SEGMENT_HEADER_BYTES);
+            let next = next.map(|header| segment.batch(header));
+            self.lost_until(first, next.as_ref().and_then(Batch::trace));
+        }
+    }
+
+    /// Keeps what is readable of a damaged batch, and notes what is not.
+    fn salvage(&mut self, seq: u64, bad: &Batch) {
+        self.apply(seq, bad);
+        bad.lost.iter().for_each(|header| self.scan.replay.lost_record(header));
+    }
+
+    /// Applies a good batch and returns its bytes in the file.
+    fn take(&mut self, segment: &Segment, batch: &Batch) -> Vec<u8> {
+        let length = batch.header.length as usize;
+        let bytes = segment.slice(batch.header.offset, length).unwrap_or_default();
+        if self.chain.is_some_and(|chain| chain != batch.header.chain) {
+            // Its predecessor on disk is not the batch that it was written after.
+            self.lost_until(batch.header.number, batch.trace());
+        }
+        self.apply(segment.header.seq, batch);
+        let link = chain_of(bytes);
+        self.chain = Some(link);
+        self.scan.chain = link;
+        self.scan.next_number = batch.header.number + 1;
+        let padded = batch.header.padded_bytes() as usize;
+        segment.slice(batch.header.offset, padded).unwrap_or(bytes).to_vec()
+    }
+
+    fn apply(&mut self, seq: u64, batch: &Batch) {
+        for (stored, bytes) in &batch.records {
+            self.scan.replay.apply(stored);
+            match stored {
+                Stored::Record(record) => self.scan.live.note(record, seq, *bytes, false),
+                Stored::Carried(record) => self.scan.live.note(record, seq, *bytes, true),
+                Stored::Trace(_) => {}
+            }
+        }
+        self.scan.trace = trace_of(batch.records.iter().map(|(stored, _)| stored));
+        self.scan.batches += 1;
+    }
+
+    /// A bad place with a good batch behind it in the same segment: corruption.
+    fn hole(&mut self, segment: &Segment, bad: Option<Batch>, later: &BatchHeader) {
+        if let Some(bad) = bad {
+            self.salvage(segment.header.seq, &bad);
+            if !bad.is_cut && later.number == bad.header.number + 1 {
+                self.scan.next_number = later.number;
+                self.chain = None;
+                return;
+            }
+        }
+        let next = segment.batch(later.clone());
+        self.lost_until(later.number, next.trace());
+    }
+
+    /// Batches from the expected one to below `number` were durable and are unreadable. `trace`
+    /// tells what the last of them held.
+    fn lost_until(&mut self, number: u64, trace: Option<&[TraceLine]>) {
+        let count = number.saturating_sub(self.scan.next_number);
+        match trace {
+            Some(lines) if count <= 1 => self.scan.replay.lost_batch(lines),
+            _ => self.scan.replay.lost_anything(),
+        }
+        self.scan.next_number = number;
+        self.chain = None;
+    }
+
+    /// Nothing readable follows in this segment. In the newest one that is the end of the log: a
+    /// bad batch was never acknowledged, and is dropped whole.
+    fn end(&mut self, segment: &Segment, bad: Option<Batch>, is_last: bool) {
+        let Some(bad) = bad else { return };
+        if is_last {
+            self.scan.has_torn_tail = true;
+        } else {
+            self.unresolved = Some((segment.header.seq, bad));
+        }
+    }
+}
+
+/// Reads the entries of segment `seq` that lie in `wanted` (group, first and last index), to copy
+/// them forward. `None` if one of them cannot be read.
+pub(crate) fn read_live_entries(
+    storage: &mut dyn LogStorage,
+    options: &WalOptions,
+    seq: u64,
+    wanted: &[(PartitionId, u64, u64)],
+) -> Result<Option<Vec<Record>>, WalError> {
+    let Some(segment) = read_segment(storage, seq, options)? else { return Ok(None) };
+    let is_wanted = |group: PartitionId, index: u64| {
+        wanted.iter().any(|&(g, first, last)| g == group && (first..=last).contains(&index))
+    };
+    let mut found = BTreeMap::new();
+    let mut position = SEGMENT_HEADER_BYTES;
+    while let Some(header) = segment.batch_header(position) {
+        position += header.padded_bytes();
+        for (stored, _) in segment.batch(header).records {
+            let (Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
+            if let Record::Entry { group, entry } = &record
+                && is_wanted(*group, entry.position.index)
+            {
+                // The last one written stands; those before it were truncated.
+                found.insert((*group, entry.position.index), record);
+            }
+        }
+    }
+    let count: u64 = wanted.iter().map(|(_, first, last)| last - first + 1).sum();
+    Ok((found.len() as u64 == count).then(|| found.into_values().collect()))
+}
