@@ -7,13 +7,13 @@
 //!
 //! # Parts
 //!
-//! * `core`: the replicated state machine. A committed `core::Command` changes
-//!   `core::State`; nothing else does.
-//! * `loads`: what the leader heard in heartbeats. In its memory only: a new leader hears it all
+//! * [`core`](crate::core): the replicated state machine. A committed [`core::Command`](crate::core::Command) changes
+//!   [`core::State`](crate::core::State); nothing else does.
+//! * [`loads`]: what the leader heard in heartbeats. In its memory only: a new leader hears it all
 //!   again within one heartbeat.
-//! * `planner`: pure functions from state and loads to *plans*: commands to commit and steps
+//! * [`planner`]: pure functions from state and loads to *plans*: commands to commit and steps
 //!   for nodes to take.
-//! * `view`: state and loads merged into what callers are told.
+//! * [`view`]: state and loads merged into what callers are told.
 //! * [`shell`]: Raft, sockets, the checkpoint on disk, the loop that runs the planners and
 //!   performs their steps.
 //!
@@ -31,7 +31,11 @@
 //! beyond placement, and dodging: they come as further planners over the same state.
 
 pub mod config;
+pub mod core;
+pub mod loads;
+pub mod planner;
 pub mod shell;
+pub mod view;
 
 pub use config::{CheckpointConfig, ConfigError, ManagerConfig, Policy};
 pub use shell::{RunError, run};

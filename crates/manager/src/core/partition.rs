@@ -1,0 +1,225 @@
+//! Partitions: where their replicas are, and the two-step split.
+//!
+//! ```text
+//! SplitState   event                                    next
+//! Open         BeginSplit (entries above the threshold) Cutting   tell the partition its end
+//! Cutting      FinishSplit (the partition has agreed)   Cut       the next slot is open
+//! Cut          (stays: it takes no new inodes for ever)
+//! ```
+
+use std::collections::BTreeSet;
+
+use milpa_types::{DiskId, InodeId, ManagerError, MetaSlot, NodeId, PartitionId, VolumeId};
+use milpa_wire::data::Configuration;
+use serde::{Deserialize, Serialize};
+
+use super::command::{Applied, NewMetaPartition};
+use super::state::State;
+
+/// Writing needs two copies: no configuration has fewer members.
+pub const MEMBERS_MIN: usize = 2;
+
+/// A place for a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Replica {
+    /// On which node.
+    pub node: NodeId,
+    /// On which of its disks.
+    pub disk: DiskId,
+}
+
+/// How far Algorithm 1 has come with a meta partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SplitState {
+    /// It takes new inodes.
+    Open,
+    /// The intent is committed; the partition may not know yet. To be told until it agrees.
+    Cutting {
+        /// The last inode id it may give.
+        end: InodeId,
+    },
+    /// It has agreed, and the next slot is open.
+    Cut {
+        /// The last inode id it may give.
+        end: InodeId,
+    },
+}
+
+/// A meta partition as it shall be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MetaRecord {
+    /// Id and Raft group.
+    pub id: PartitionId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// Which inode ids it owns.
+    pub slot: MetaSlot,
+    /// Its replicas; the first campaigned at the start.
+    pub members: Vec<NodeId>,
+    /// Replicas that were reported once. One that is missing later was lost.
+    pub created: BTreeSet<NodeId>,
+    /// Whether it was split.
+    pub split: SplitState,
+}
+
+/// A data partition as it shall be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataRecord {
+    /// Id and Raft group.
+    pub id: PartitionId,
+    /// The volume.
+    pub volume: VolumeId,
+    /// All places for copies; members or not.
+    pub replicas: Vec<Replica>,
+    /// Replicas that were reported once.
+    pub created: BTreeSet<NodeId>,
+    /// The newest configuration decided. The partition's group may be one epoch behind.
+    pub configuration: Configuration,
+}
+
+impl DataRecord {
+    /// The disk of this node's replica.
+    #[must_use]
+    pub fn disk_of(&self, node: NodeId) -> Option<DiskId> {
+        self.replicas.iter().find(|replica| replica.node == node).map(|replica| replica.disk)
+    }
+}
+
+/// Whose partition a replica is, for its removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum PartitionKind {
+    /// Held by meta nodes.
+    Meta,
+    /// Held by data nodes.
+    Data,
+}
+
+/// A partition that is no more, and where replicas of it may still be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Removal {
+    /// Which kind of node holds it.
+    pub kind: PartitionKind,
+    /// Nodes that have not yet confirmed. One that is away confirms when it is back.
+    pub nodes: BTreeSet<NodeId>,
+}
+
+impl State {
+    pub(super) fn add_meta_partition(
+        &mut self,
+        volume: VolumeId,
+        slot: MetaSlot,
+        new: &NewMetaPartition,
+    ) -> PartitionId {
+        let id = self.take_partition_id();
+        let members = new.members.clone();
+        let (created, split) = (BTreeSet::new(), SplitState::Open);
+        self.meta.insert(id, MetaRecord { id, volume, slot, members, created, split });
+        id
+    }
+
+    pub(super) fn begin_split(&mut self, partition: PartitionId, end: InodeId) -> Applied {
+        let Some(record) = self.meta.get_mut(&partition) else { return stale("partition is gone") };
+        match record.split {
+            SplitState::Open if end.slot() == record.slot => {
+                record.split = SplitState::Cutting { end };
+                Applied::Done
+            }
+            SplitState::Open => stale("the end lies outside the partition's range"),
+            SplitState::Cutting { .. } | SplitState::Cut { .. } => stale("already split"),
+        }
+    }
+
+    pub(super) fn finish_split(
+        &mut self,
+        partition: PartitionId,
+        next: &NewMetaPartition,
+    ) -> Applied {
+        let Some(record) = self.meta.get(&partition) else { return stale("partition is gone") };
+        let volume = record.volume;
+        let SplitState::Cutting { end } = record.split else { return stale("not being split") };
+        if let Err(reason) = self.check_new_members(next) {
+            return stale(&reason);
+        }
+        let slots = self.meta.values().filter(|other| other.volume == volume);
+        let Some(last) = slots.map(|other| other.slot).max() else { return stale("no slots") };
+        if let Some(record) = self.meta.get_mut(&partition) {
+            record.split = SplitState::Cut { end };
+        }
+        let id = self.add_meta_partition(volume, MetaSlot(last.0 + 1), next);
+        Applied::Partitions(vec![id])
+    }
+
+    pub(super) fn set_configuration(
+        &mut self,
+        partition: PartitionId,
+        configuration: &Configuration,
+    ) -> Applied {
+        let Some(record) = self.data.get_mut(&partition) else { return stale("partition is gone") };
+        let members: BTreeSet<NodeId> = configuration.members.iter().copied().collect();
+        let holds = |node: &NodeId| record.replicas.iter().any(|replica| replica.node == *node);
+        if configuration.epoch.0 != record.configuration.epoch.0 + 1 {
+            return stale("another configuration came first");
+        }
+        if members.len() != configuration.members.len()
+            || members.len() < MEMBERS_MIN
+            || !members.contains(&configuration.primary)
+            || !members.iter().all(holds)
+        {
+            return stale("not a configuration of this partition");
+        }
+        record.configuration = configuration.clone();
+        Applied::Done
+    }
+
+    pub(super) fn replicas_created(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {
+        for (partition, node) in replicas {
+            if let Some(record) = self.meta.get_mut(partition)
+                && record.members.contains(node)
+            {
+                record.created.insert(*node);
+            }
+            if let Some(record) = self.data.get_mut(partition)
+                && record.disk_of(*node).is_some()
+            {
+                record.created.insert(*node);
+            }
+        }
+        Applied::Done
+    }
+
+    pub(super) fn replicas_removed(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {
+        for (partition, node) in replicas {
+            let Some(removal) = self.removals.get_mut(partition) else { continue };
+            removal.nodes.remove(node);
+            if removal.nodes.is_empty() {
+                self.removals.remove(partition);
+            }
+        }
+        Applied::Done
+    }
+
+    /// Moves a volume's partitions to the removals.
+    pub(super) fn remove_partitions(&mut self, volume: VolumeId) {
+        let meta: Vec<(PartitionId, BTreeSet<NodeId>)> = (self.meta.values())
+            .filter(|record| record.volume == volume)
+            .map(|record| (record.id, record.members.iter().copied().collect()))
+            .collect();
+        for (id, nodes) in meta {
+            self.meta.remove(&id);
+            self.removals.insert(id, Removal { kind: PartitionKind::Meta, nodes });
+        }
+        let data: Vec<(PartitionId, BTreeSet<NodeId>)> = (self.data.values())
+            .filter(|record| record.volume == volume)
+            .map(|record| (record.id, record.replicas.iter().map(|r| r.node).collect()))
+            .collect();
+        for (id, nodes) in data {
+            self.data.remove(&id);
+            self.removals.insert(id, Removal { kind: PartitionKind::Data, nodes });
+        }
+    }
+}
+
+pub(super) fn stale(reason: &str) -> Applied {
+    let problems = vec![format!("the decision is out of date: {reason}")];
+    Applied::Refused(ManagerError::Invalid { problems })
+}

@@ -1,0 +1,81 @@
+//! The state as bytes: for the checkpoint, for a replica too far behind, and for comparing.
+//!
+//! ```text
+//! offset size field
+//!      0    4 magic "MLMS"
+//!      4    4 format: 1
+//!      8    4 CRC32C of what follows
+//!     12    . the state (postcard)
+//! ```
+
+use milpa_wire::frame::crc32c;
+
+use super::state::State;
+
+const MAGIC: [u8; 4] = *b"MLMS";
+const FORMAT: u32 = 1;
+const HEADER_BYTES: usize = 12;
+
+/// Bytes that are no state.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Not written by a manager, or cut short.
+    #[error("{length} bytes are not a state of the manager")]
+    Malformed {
+        /// Bytes given.
+        length: usize,
+    },
+    /// Written by a newer program.
+    #[error("state has the format {found}, this program knows {FORMAT}; use the newer program")]
+    Newer {
+        /// The format found.
+        found: u32,
+    },
+    /// Damaged since it was written.
+    #[error("state is damaged: its checksum does not match")]
+    Damaged,
+}
+
+impl State {
+    /// The state as bytes. Equal states give equal bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let body = milpa_wire::encode(self);
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&FORMAT.to_le_bytes());
+        bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+
+    /// Reads what [`State::encode`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// [`SnapshotError`] for anything else.
+    pub fn decode(bytes: &[u8]) -> Result<State, SnapshotError> {
+        let malformed = || SnapshotError::Malformed { length: bytes.len() };
+        let (head, body) = bytes.split_at_checked(HEADER_BYTES).ok_or_else(malformed)?;
+        let ([magic, format, checksum], []) = head.as_chunks::<4>() else {
+            return Err(malformed());
+        };
+        if *magic != MAGIC {
+            return Err(malformed());
+        }
+        let found = u32::from_le_bytes(*format);
+        if found != FORMAT {
+            return Err(SnapshotError::Newer { found });
+        }
+        if u32::from_le_bytes(*checksum) != crc32c(body) {
+            return Err(SnapshotError::Damaged);
+        }
+        milpa_wire::decode(body).map_err(|_| malformed())
+    }
+
+    /// A hash that tells whether two replicas at the same applied index agree.
+    #[must_use]
+    pub fn hash(&self) -> u32 {
+        crc32c(&milpa_wire::encode(self))
+    }
+}

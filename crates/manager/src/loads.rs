@@ -1,0 +1,180 @@
+//! What the leader heard: who lives, how full disks are, what each replica reports.
+//!
+//! Kept in the leader's memory only. A new leader starts empty and hears everything again within
+//! one heartbeat; until then it judges nobody ([`Loads::heard_ms`]).
+
+use std::collections::BTreeMap;
+
+use milpa_types::{Disk, NodeId, PartitionId};
+use milpa_wire::data::{Configuration, DataPartitionReport};
+use milpa_wire::manager::Heartbeat;
+use milpa_wire::meta::MetaPartitionReport;
+
+use crate::core::{DataRecord, MetaRecord, NodeRecord};
+
+/// The last heartbeat of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeLoad {
+    /// When it came, on the leader's monotonic clock.
+    pub heard_ms: u64,
+    /// When the first of an unbroken row of heartbeats came; `None` while none came since the
+    /// registration, which counts as heard but reports nothing.
+    pub reporting_since_ms: Option<u64>,
+    /// Its disks as they are now.
+    pub disks: Vec<Disk>,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its meta partitions.
+    pub meta: BTreeMap<PartitionId, MetaPartitionReport>,
+    /// Its data partitions.
+    pub data: BTreeMap<PartitionId, DataPartitionReport>,
+}
+
+/// The last heartbeats of all nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Loads {
+    since_ms: u64,
+    nodes: BTreeMap<NodeId, NodeLoad>,
+}
+
+impl Loads {
+    /// Nothing heard yet, listening since `now_ms`.
+    #[must_use]
+    pub fn new(now_ms: u64) -> Loads {
+        Loads { since_ms: now_ms, nodes: BTreeMap::new() }
+    }
+
+    /// Forgives all silence before `now_ms`: the leader itself was not listening (it was stopped,
+    /// or its machine was).
+    pub fn forgive(&mut self, now_ms: u64) {
+        self.since_ms = now_ms;
+    }
+
+    /// A node registered: it lives, but has reported nothing.
+    pub fn register(&mut self, node: NodeId, now_ms: u64) {
+        self.nodes.insert(node, NodeLoad { heard_ms: now_ms, ..NodeLoad::default() });
+    }
+
+    /// A heartbeat of a node that the state knows.
+    pub fn hear(&mut self, heartbeat: Heartbeat, now_ms: u64) {
+        let before = self.nodes.get(&heartbeat.node).and_then(|load| load.reporting_since_ms);
+        let load = NodeLoad {
+            heard_ms: now_ms,
+            reporting_since_ms: before.or(Some(now_ms)),
+            disks: heartbeat.disks,
+            memory_bytes: heartbeat.memory_bytes,
+            meta: heartbeat.meta.into_iter().map(|report| (report.partition, report)).collect(),
+            data: heartbeat.data.into_iter().map(|report| (report.partition, report)).collect(),
+        };
+        self.nodes.insert(heartbeat.node, load);
+    }
+
+    /// What a node last said, if it said anything to this leader.
+    #[must_use]
+    pub fn node(&self, id: NodeId) -> Option<&NodeLoad> {
+        self.nodes.get(&id)
+    }
+
+    /// What a node last reported; `None` before its first heartbeat.
+    #[must_use]
+    pub fn report(&self, id: NodeId) -> Option<&NodeLoad> {
+        self.nodes.get(&id).filter(|load| load.reporting_since_ms.is_some())
+    }
+
+    /// When a node was last heard. Nobody counts as unheard before this leader listened.
+    #[must_use]
+    pub fn heard_ms(&self, id: NodeId) -> u64 {
+        self.nodes.get(&id).map_or(0, |load| load.heard_ms).max(self.since_ms)
+    }
+
+    /// Whether a heartbeat or registration came since the leader listens, within `period_ms`.
+    #[must_use]
+    pub fn is_heard(&self, id: NodeId, now_ms: u64, period_ms: u64) -> bool {
+        self.nodes.get(&id).is_some_and(|load| now_ms.saturating_sub(load.heard_ms) < period_ms)
+    }
+
+    /// A node's disks: as last reported, else as registered.
+    #[must_use]
+    pub fn disks<'a>(&'a self, node: &'a NodeRecord) -> &'a [Disk] {
+        self.report(node.id).map_or(&node.disks, |load| &load.disks)
+    }
+
+    /// Reports of a meta partition's replicas.
+    pub fn meta_reports<'a>(
+        &'a self,
+        record: &'a MetaRecord,
+    ) -> impl Iterator<Item = (NodeId, &'a MetaPartitionReport)> {
+        let report = |id: &NodeId| Some((*id, self.report(*id)?.meta.get(&record.id)?));
+        record.members.iter().filter_map(report)
+    }
+
+    /// Reports of a data partition's replicas, members or not.
+    pub fn data_reports<'a>(
+        &'a self,
+        record: &'a DataRecord,
+    ) -> impl Iterator<Item = (NodeId, &'a DataPartitionReport)> {
+        let report = |node: NodeId| Some((node, self.report(node)?.data.get(&record.id)?));
+        record.replicas.iter().filter_map(move |replica| report(replica.node))
+    }
+
+    /// The leader of a meta partition, as the replica with the highest term knows it.
+    #[must_use]
+    pub fn meta_leader(&self, record: &MetaRecord) -> Option<NodeId> {
+        let led = self.meta_reports(record).filter_map(|(_, r)| Some((r.term, r.leader?)));
+        led.max_by_key(|(term, _)| *term).map(|(_, leader)| leader)
+    }
+
+    /// The report of a meta partition's leader, or else of the replica that has applied most.
+    #[must_use]
+    pub fn meta_newest<'a>(&'a self, record: &'a MetaRecord) -> Option<&'a MetaPartitionReport> {
+        self.meta_reports(record).map(|(_, report)| report).max_by_key(|report| report.applied)
+    }
+
+    /// The Raft leader of a data partition, as the replica with the highest term knows it.
+    #[must_use]
+    pub fn data_leader(&self, record: &DataRecord) -> Option<NodeId> {
+        let led = self.data_reports(record).filter_map(|(_, r)| Some((r.term, r.leader?)));
+        led.max_by_key(|(term, _)| *term).map(|(_, leader)| leader)
+    }
+
+    /// The newest configuration that a replica has adopted. It was committed in the group, since
+    /// nobody adopts another; `None` before the first report.
+    #[must_use]
+    pub fn adopted<'a>(&'a self, record: &'a DataRecord) -> Option<&'a Configuration> {
+        let adopted = self.data_reports(record).map(|(_, report)| &report.configuration);
+        adopted.max_by_key(|configuration| configuration.epoch)
+    }
+
+    /// The configuration to send clients to: the adopted one, or the intent while nothing is known.
+    #[must_use]
+    pub fn configuration<'a>(&'a self, record: &'a DataRecord) -> &'a Configuration {
+        self.adopted(record).unwrap_or(&record.configuration)
+    }
+
+    /// Bytes and extents of a data partition: on its primary, else the largest reported.
+    #[must_use]
+    pub fn data_filling(&self, record: &DataRecord) -> (u64, u64) {
+        let primary = self.configuration(record).primary;
+        let fillings = self
+            .data_reports(record)
+            .map(|(node, report)| (node == primary, report.allocated_bytes, report.extents));
+        fillings.max().map_or((0, 0), |(_, bytes, extents)| (bytes, extents))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_is_unheard_before_the_leader_listened() {
+        let mut loads = Loads::new(5_000);
+        assert_eq!(loads.heard_ms(NodeId(101)), 5_000);
+        assert!(!loads.is_heard(NodeId(101), 5_000, 2_000), "not heard, but not silent either");
+        loads.register(NodeId(101), 6_000);
+        assert!(loads.is_heard(NodeId(101), 7_999, 2_000));
+        assert!(!loads.is_heard(NodeId(101), 8_000, 2_000));
+        loads.forgive(9_000);
+        assert_eq!(loads.heard_ms(NodeId(101)), 9_000);
+    }
+}

@@ -1,0 +1,402 @@
+//! Where replicas go (DESIGN.md section 6).
+//!
+//! 1. Never two replicas on one node (CFS), at most one in a region, at least one in a trusted
+//!    region (InterFS). A node without a region is a region of its own, and trusted.
+//! 2. Replicas in the home zone as the policy says (ZoneFS).
+//! 3. Among those, the least used of a few candidates drawn by lot: power of d choices.
+//! 4. All from one Raft set where that is possible (CFS 2.5).
+//!
+//! Rules 1 and 2 are laws: what they forbid is refused with the rule and the shortage named.
+//! Rules 3 and 4 are wishes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{Disk, DiskId, ManagerError, NodeId, NodeState, Role};
+
+use super::View;
+use super::seed::SplitMix;
+use crate::config::Policy;
+use crate::core::{NodeRecord, Replica};
+
+/// One replica weighs as much as this many per mille of utilization: an empty partition will fill.
+const REPLICA_WEIGHT: u64 = 10;
+/// A primary or leader works more than its backups.
+const PRIMARY_WEIGHT: u64 = 30;
+/// This many extents weigh as much as one per mille of utilization.
+const EXTENTS_PER_MILLE: u64 = 1000;
+
+/// How many replicas must be in the home zone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ZoneRule {
+    /// All.
+    Local(String),
+    /// The first, which is the primary.
+    Primary(String),
+    /// None need be.
+    Spread,
+}
+
+/// What is to be placed, and by which rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacementPolicy {
+    /// Copies.
+    pub replicas: usize,
+    /// Rule 2.
+    pub zone: ZoneRule,
+    /// The d of rule 3.
+    pub choices: usize,
+}
+
+/// A disk that may take a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskChoice {
+    /// Which.
+    pub id: DiskId,
+    /// Per mille in use.
+    pub utilization: u64,
+    /// Replicas that are or will be there.
+    pub replicas: u64,
+}
+
+/// A node that may take a replica.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Which.
+    pub node: NodeId,
+    /// Its leaf switch.
+    pub zone: String,
+    /// Its fault domain; empty for one of its own.
+    pub region: String,
+    /// Whether its region is trusted.
+    pub trusted: bool,
+    /// Its Raft set.
+    pub set: u32,
+    /// Per mille in use: disks of a data node, memory of a meta node.
+    pub utilization: u64,
+    /// Extents held.
+    pub extents: u64,
+    /// Replicas that are or will be there.
+    pub replicas: u64,
+    /// Those of them that are primaries, or campaigned first.
+    pub primaries: u64,
+    /// Disks with room. Never empty.
+    pub disks: Vec<DiskChoice>,
+}
+
+impl Candidate {
+    fn score(&self, as_primary: bool) -> u64 {
+        let work = if as_primary { self.primaries * PRIMARY_WEIGHT } else { 0 };
+        self.utilization + self.extents / EXTENTS_PER_MILLE + self.replicas * REPLICA_WEIGHT + work
+    }
+
+    fn fault_domain(&self) -> FaultDomain<'_> {
+        if self.region.is_empty() {
+            FaultDomain::Node(self.node)
+        } else {
+            FaultDomain::Region(&self.region)
+        }
+    }
+
+    fn disk(&self) -> DiskId {
+        let score =
+            |disk: &&DiskChoice| (disk.utilization + disk.replicas * REPLICA_WEIGHT, disk.id);
+        self.disks.iter().min_by_key(score).map(|disk| disk.id).unwrap_or_default()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum FaultDomain<'a> {
+    Region(&'a str),
+    Node(NodeId),
+}
+
+/// The nodes of one role that may take replicas, and why others may not.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Meta or data.
+    pub role: Role,
+    /// In order of their ids.
+    pub candidates: Vec<Candidate>,
+    /// Nodes that may not, with the reason.
+    pub excluded: Vec<String>,
+}
+
+/// Which rule could not be met, and what is missing.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{rule}: {missing}")]
+pub struct Shortage {
+    /// The rule in words.
+    pub rule: &'static str,
+    /// What is there and what is needed.
+    pub missing: String,
+}
+
+const NODE_RULE: &str = "never two replicas on one node";
+const REGION_RULE: &str = "at most one replica in a region";
+const TRUST_RULE: &str = "at least one replica in a trusted region";
+const ZONE_RULE: &str = "replicas in the home zone";
+
+/// Chooses a place for each replica; the first is the primary.
+///
+/// # Errors
+///
+/// [`Shortage`] exactly when no choice meets rules 1 and 2.
+pub fn place(
+    policy: &PlacementPolicy,
+    topology: &Topology,
+    seed: u64,
+) -> Result<Vec<Replica>, Shortage> {
+    let all: Vec<&Candidate> = topology.candidates.iter().collect();
+    check(policy, topology, &all)?;
+    let mut random = SplitMix::new(seed);
+    let chosen =
+        from_one_set(policy, topology, &mut random).or_else(|| choose(policy, &all, &mut random));
+    let chosen = chosen.ok_or_else(|| Shortage {
+        rule: NODE_RULE,
+        missing: format!("no choice of {} nodes meets all rules", policy.replicas),
+    })?;
+    Ok(chosen.iter().map(|c| Replica { node: c.node, disk: c.disk() }).collect())
+}
+
+/// Rule 4: the least used of a few sets that can hold all replicas by themselves.
+fn from_one_set<'a>(
+    policy: &PlacementPolicy,
+    topology: &'a Topology,
+    random: &mut SplitMix,
+) -> Option<Vec<&'a Candidate>> {
+    let mut sets: BTreeMap<u32, Vec<&Candidate>> = BTreeMap::new();
+    for candidate in &topology.candidates {
+        sets.entry(candidate.set).or_default().push(candidate);
+    }
+    let mut able: Vec<Vec<&Candidate>> =
+        sets.into_values().filter(|set| check(policy, topology, set).is_ok()).collect();
+    random.sample(&mut able, policy.choices);
+    let mean = |set: &Vec<&Candidate>| {
+        let total: u64 = set.iter().map(|candidate| candidate.score(true)).sum();
+        total * 1000 / (set.len().max(1) as u64)
+    };
+    let set = able.iter().min_by_key(|set| (mean(set), set.first().map(|c| c.set)))?;
+    choose(policy, set, random)
+}
+
+/// Rules 1 to 3 among candidates that passed [`check`]: one replica after the other. It never runs
+/// into a dead end: each pick uses up one fault domain, and the last one is trusted if none was.
+fn choose<'a>(
+    policy: &PlacementPolicy,
+    among: &[&'a Candidate],
+    random: &mut SplitMix,
+) -> Option<Vec<&'a Candidate>> {
+    let mut chosen: Vec<&Candidate> = Vec::new();
+    for place in 0..policy.replicas {
+        let is_last = place + 1 == policy.replicas;
+        let needs_trust = is_last && !chosen.iter().any(|candidate| candidate.trusted);
+        let used: BTreeSet<FaultDomain<'_>> = chosen.iter().map(|c| c.fault_domain()).collect();
+        let mut able: Vec<&Candidate> = (among.iter().copied())
+            .filter(|c| !used.contains(&c.fault_domain()))
+            .filter(|c| c.trusted || !needs_trust)
+            .filter(|c| zone_allows(&policy.zone, place, &c.zone))
+            .collect();
+        random.sample(&mut able, policy.choices);
+        chosen.push(able.into_iter().min_by_key(|c| (c.score(place == 0), c.node))?);
+    }
+    Some(chosen)
+}
+
+fn zone_allows(rule: &ZoneRule, place: usize, zone: &str) -> bool {
+    match rule {
+        ZoneRule::Local(home) => zone == home,
+        ZoneRule::Primary(home) => place > 0 || zone == home,
+        ZoneRule::Spread => true,
+    }
+}
+
+/// Whether rules 1 and 2 can be met, and if not, the first that cannot.
+fn check(
+    policy: &PlacementPolicy,
+    topology: &Topology,
+    among: &[&Candidate],
+) -> Result<(), Shortage> {
+    let needed = policy.replicas;
+    let shortage = |rule, missing| Err(Shortage { rule, missing });
+    let role = topology.role;
+    if among.len() < needed {
+        let mut missing = format!("{needed} {role} nodes are needed, {} can take one", among.len());
+        if !topology.excluded.is_empty() {
+            missing = format!("{missing} ({})", topology.excluded.join(", "));
+        }
+        return shortage(NODE_RULE, missing);
+    }
+    let regions = count_domains(among);
+    if regions < needed {
+        return shortage(REGION_RULE, format!("{needed} regions are needed, {regions} have room"));
+    }
+    if !among.iter().any(|candidate| candidate.trusted) {
+        return shortage(TRUST_RULE, format!("no {role} node with room is in one"));
+    }
+    let (home, needed_at_home) = match &policy.zone {
+        ZoneRule::Spread => return Ok(()),
+        ZoneRule::Local(home) => (home, needed),
+        ZoneRule::Primary(home) => (home, 1),
+    };
+    let local: Vec<&Candidate> = among.iter().copied().filter(|c| c.zone == *home).collect();
+    let regions = count_domains(&local);
+    if regions < needed_at_home {
+        let missing =
+            format!("{needed_at_home} nodes in zone {home:?} are needed, {regions} have room");
+        return shortage(ZONE_RULE, missing);
+    }
+    // All replicas are at home: then so is the trusted one.
+    if needed_at_home == needed && !local.iter().any(|candidate| candidate.trusted) {
+        return shortage(TRUST_RULE, format!("no node with room in zone {home:?} is in one"));
+    }
+    Ok(())
+}
+
+fn count_domains(among: &[&Candidate]) -> usize {
+    among.iter().map(|candidate| candidate.fault_domain()).collect::<BTreeSet<_>>().len()
+}
+
+impl Topology {
+    /// The nodes of `role` as they are now.
+    #[must_use]
+    pub fn of(view: View<'_>, role: Role) -> Topology {
+        let mut topology = Topology { role, candidates: Vec::new(), excluded: Vec::new() };
+        let set_nodes = view.policy.raft_set_nodes.max(1);
+        let nodes = view.state.nodes().filter(|node| node.role == role);
+        for (rank, node) in (0_u32..).zip(nodes) {
+            match candidate(view, node, rank / set_nodes) {
+                Ok(candidate) => topology.candidates.push(candidate),
+                Err(reason) => topology.excluded.push(format!("node {} {reason}", node.id)),
+            }
+        }
+        topology.count_present(view);
+        topology
+    }
+
+    fn count_present(&mut self, view: View<'_>) {
+        match self.role {
+            Role::Meta => {
+                for record in view.state.meta_partitions() {
+                    let place = |node: &NodeId| Replica { node: *node, disk: DiskId::default() };
+                    let replicas: Vec<Replica> = record.members.iter().map(place).collect();
+                    self.count(&replicas, record.members.first().copied());
+                }
+            }
+            Role::Data => {
+                for record in view.state.data_partitions() {
+                    self.count(&record.replicas, Some(record.configuration.primary));
+                }
+            }
+            Role::Manager | Role::Client | Role::Admin => {}
+        }
+    }
+
+    /// Takes replicas into account that are, or have just been, placed.
+    pub fn count(&mut self, replicas: &[Replica], primary: Option<NodeId>) {
+        for replica in replicas {
+            let found = self.candidates.binary_search_by_key(&replica.node, |c| c.node);
+            let Some(candidate) = found.ok().and_then(|at| self.candidates.get_mut(at)) else {
+                continue;
+            };
+            candidate.replicas += 1;
+            candidate.primaries += u64::from(primary == Some(replica.node));
+            let disk = candidate.disks.iter_mut().find(|disk| disk.id == replica.disk);
+            if let Some(disk) = disk {
+                disk.replicas += 1;
+            }
+        }
+    }
+}
+
+/// Places several partitions, each seeing those before it.
+///
+/// # Errors
+///
+/// [`ManagerError::NoPlacement`] with the rule and the shortage.
+pub fn place_many(
+    view: View<'_>,
+    role: Role,
+    replicas: usize,
+    count: usize,
+) -> Result<Vec<Vec<Replica>>, ManagerError> {
+    let mut topology = Topology::of(view, role);
+    let choices = view.policy.choices as usize;
+    let policy = PlacementPolicy { replicas, zone: ZoneRule::Spread, choices };
+    let mut random = SplitMix::new(view.seed);
+    let mut placed = Vec::with_capacity(count);
+    for _ in 0..count {
+        let replicas = place(&policy, &topology, random.next_u64()).map_err(|shortage| {
+            let wanted = format!("{replicas} replicas of a {role} partition");
+            ManagerError::NoPlacement { wanted, shortage: shortage.to_string() }
+        })?;
+        topology.count(&replicas, replicas.first().map(|replica| replica.node));
+        placed.push(replicas);
+    }
+    Ok(placed)
+}
+
+fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &'static str> {
+    match node.state {
+        NodeState::Active => {}
+        NodeState::Silent => return Err("is silent"),
+    }
+    let load = view.loads.report(node.id);
+    let disks = view.loads.disks(node);
+    // Only disks that the state knows can be named in a command.
+    let registered = |disk: &&Disk| node.disks.iter().any(|known| known.id == disk.id);
+    let usable: Vec<&Disk> =
+        disks.iter().filter(registered).filter(|d| has_room(view.policy, d)).collect();
+    if node.role == Role::Data && usable.is_empty() {
+        return Err("has no disk with room");
+    }
+    if node.role == Role::Meta && disks.iter().any(|disk| disk.fenced.is_some()) {
+        return Err("has a failed disk");
+    }
+    let utilization = match node.role {
+        Role::Meta => {
+            let memory = load.map_or(0, |load| load.memory_bytes);
+            per_mille(memory, view.policy.meta_memory_bytes)
+        }
+        _ => {
+            let capacity =
+                usable.iter().map(|disk| disk.capacity_bytes).fold(0, u64::saturating_add);
+            let free = usable.iter().map(|disk| disk.free_bytes).fold(0, u64::saturating_add);
+            per_mille(capacity.saturating_sub(free), capacity)
+        }
+    };
+    let trusted_regions = &view.policy.trusted_regions;
+    let choice = |disk: &&Disk| DiskChoice {
+        id: disk.id,
+        utilization: per_mille(
+            disk.capacity_bytes.saturating_sub(disk.free_bytes),
+            disk.capacity_bytes,
+        ),
+        replicas: 0,
+    };
+    Ok(Candidate {
+        node: node.id,
+        zone: node.zone.clone(),
+        region: node.region.clone(),
+        trusted: node.region.is_empty()
+            || trusted_regions.is_empty()
+            || trusted_regions.contains(&node.region),
+        set,
+        utilization,
+        extents: load.map_or(0, |load| load.data.values().map(|report| report.extents).sum()),
+        replicas: 0,
+        primaries: 0,
+        disks: usable.iter().map(choice).collect(),
+    })
+}
+
+/// Whether a disk may take new extents.
+#[must_use]
+pub fn has_room(policy: &Policy, disk: &Disk) -> bool {
+    let reserve = policy.disk_free_bytes_min.min(disk.capacity_bytes / 20);
+    disk.fenced.is_none() && disk.free_bytes > reserve
+}
+
+fn per_mille(part: u64, whole: u64) -> u64 {
+    let scaled = u128::from(part) * 1000 / u128::from(whole.max(1));
+    u64::try_from(scaled).unwrap_or(u64::MAX).min(1000)
+}

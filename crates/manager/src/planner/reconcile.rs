@@ -1,0 +1,296 @@
+//! The difference between what is agreed on and what nodes report, as steps for them to take.
+//!
+//! A step is planned in every pass until the reports show it done, so no answer matters: not a
+//! lost one, nor one that a former leader got.
+
+use milpa_types::{InodeId, NodeId, NodeState, PartitionId, VolumeId, VolumeOptions};
+use milpa_wire::data::{Configuration, CreateDataPartition};
+use milpa_wire::meta::CreateMetaPartition;
+
+use super::repair::has_lost_replica;
+use super::{Plan, REPLICAS_PER_COMMAND, View};
+use crate::core::{CommandV1, DataRecord, MetaRecord, PartitionKind, SplitState};
+use crate::loads::NodeLoad;
+use milpa_types::Durability;
+
+/// Something for a node to do. Doing it twice is the same as once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Hold a replica of a meta partition.
+    CreateMeta {
+        /// Who.
+        node: NodeId,
+        /// What.
+        create: CreateMetaPartition,
+    },
+    /// Hold a replica of a data partition.
+    CreateData {
+        /// Who.
+        node: NodeId,
+        /// What.
+        create: CreateDataPartition,
+    },
+    /// Commit a configuration in the data partition's group. The first of `ask` that leads does.
+    Configure {
+        /// Which partition.
+        partition: PartitionId,
+        /// The configuration.
+        configuration: Configuration,
+        /// Whom to ask, the likely leader first.
+        ask: Vec<NodeId>,
+    },
+    /// Cut off a meta partition's inode range. The first of `ask` that leads does.
+    Split {
+        /// Which partition.
+        partition: PartitionId,
+        /// The last inode id it may ever give.
+        end: InodeId,
+        /// Whom to ask, the likely leader first.
+        ask: Vec<NodeId>,
+    },
+    /// Take over a volume's options.
+    SetOptions {
+        /// Who.
+        node: NodeId,
+        /// Which volume.
+        volume: VolumeId,
+        /// Their version.
+        version: u64,
+        /// The options.
+        options: VolumeOptions,
+    },
+    /// Drop a replica of a partition that is no more.
+    Delete {
+        /// Who.
+        node: NodeId,
+        /// Which kind.
+        kind: PartitionKind,
+        /// Which partition.
+        partition: PartitionId,
+    },
+}
+
+/// Tells steps apart: two with the same key are not performed at the same time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StepKey {
+    /// See [`Step::CreateMeta`] and [`Step::CreateData`].
+    Create(PartitionId, NodeId),
+    /// See [`Step::Configure`].
+    Configure(PartitionId),
+    /// See [`Step::Split`].
+    Split(PartitionId),
+    /// See [`Step::SetOptions`].
+    SetOptions(VolumeId, NodeId),
+    /// See [`Step::Delete`].
+    Delete(PartitionId, NodeId),
+}
+
+impl Step {
+    /// The step's key.
+    #[must_use]
+    pub fn key(&self) -> StepKey {
+        match self {
+            Step::CreateMeta { node, create } => StepKey::Create(create.partition, *node),
+            Step::CreateData { node, create } => StepKey::Create(create.partition, *node),
+            Step::Configure { partition, .. } => StepKey::Configure(*partition),
+            Step::Split { partition, .. } => StepKey::Split(*partition),
+            Step::SetOptions { node, volume, .. } => StepKey::SetOptions(*volume, *node),
+            Step::Delete { node, partition, .. } => StepKey::Delete(*partition, *node),
+        }
+    }
+
+    /// The node that is asked first.
+    #[must_use]
+    pub fn target(&self) -> Option<NodeId> {
+        match self {
+            Step::CreateMeta { node, .. }
+            | Step::CreateData { node, .. }
+            | Step::SetOptions { node, .. }
+            | Step::Delete { node, .. } => Some(*node),
+            Step::Configure { ask, .. } | Step::Split { ask, .. } => ask.first().copied(),
+        }
+    }
+
+    /// The word for logs and metrics.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Step::CreateMeta { .. } => "create_meta",
+            Step::CreateData { .. } => "create_data",
+            Step::Configure { .. } => "configure",
+            Step::Split { .. } => "split",
+            Step::SetOptions { .. } => "set_options",
+            Step::Delete { .. } => "delete",
+        }
+    }
+}
+
+/// Plans all steps, those that restore writing first.
+pub fn plan(view: View<'_>, plan: &mut Plan) {
+    for record in view.state.data_partitions() {
+        plan.steps.extend(configure(view, record));
+    }
+    for record in view.state.meta_partitions() {
+        create_meta(view, record, plan);
+        plan.steps.extend(split(view, record));
+    }
+    for record in view.state.data_partitions() {
+        create_data(view, record, plan);
+    }
+    set_options(view, plan);
+    remove(view, plan);
+    remove_strays(view, plan);
+}
+
+fn is_active(view: View<'_>, node: NodeId) -> bool {
+    view.state.node(node).is_some_and(|node| match node.state {
+        NodeState::Active => true,
+        NodeState::Silent => false,
+    })
+}
+
+/// A node that is heard and has reported what it holds.
+fn reporting<'a>(view: View<'a>, node: NodeId) -> Option<&'a NodeLoad> {
+    view.loads.report(node).filter(|_| is_active(view, node))
+}
+
+/// `first` if it is there, then the others, all of them heard.
+fn ask_order(view: View<'_>, first: Option<NodeId>, members: &[NodeId]) -> Vec<NodeId> {
+    let others = members.iter().copied().filter(|node| Some(*node) != first);
+    first.into_iter().chain(others).filter(|node| is_active(view, *node)).collect()
+}
+
+fn configure(view: View<'_>, record: &DataRecord) -> Option<Step> {
+    let adopted = view.loads.adopted(record)?;
+    if adopted.epoch >= record.configuration.epoch {
+        return None;
+    }
+    let ask = ask_order(view, view.loads.data_leader(record), &adopted.members);
+    let (partition, configuration) = (record.id, record.configuration.clone());
+    Some(Step::Configure { partition, configuration, ask })
+}
+
+/// A replica is created only where none ever was: a second one under the same id would vote again
+/// where the lost one had voted (RELIABILITY.md 4.6).
+fn create_meta(view: View<'_>, record: &MetaRecord, plan: &mut Plan) {
+    let Some(volume) = view.state.volume(record.volume) else { return };
+    for node in record.members.iter().copied() {
+        let Some(load) = reporting(view, node) else { continue };
+        if load.meta.contains_key(&record.id) {
+            continue;
+        }
+        if record.created.contains(&node) {
+            if has_lost_replica(view, node, record.id, &record.created) {
+                plan.problems.push(format!(
+                    "meta partition {} of volume {:?} has lost its replica on node {node}",
+                    record.id, volume.name
+                ));
+            }
+            continue;
+        }
+        let create = CreateMetaPartition {
+            partition: record.id,
+            volume: record.volume,
+            options: volume.options.clone(),
+            slot: record.slot,
+            members: record.members.clone(),
+        };
+        plan.steps.push(Step::CreateMeta { node, create });
+    }
+}
+
+/// As for meta partitions, except that a lost replica may come back once the configuration is
+/// without it: then it joins blank and has no say.
+fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
+    let Some(volume) = view.state.volume(record.volume) else { return };
+    for replica in &record.replicas {
+        let Some(load) = reporting(view, replica.node) else { continue };
+        let is_fenced = load.disks.iter().any(|d| d.id == replica.disk && d.fenced.is_some());
+        if is_fenced || load.data.contains_key(&record.id) {
+            continue;
+        }
+        let configuration = view.loads.configuration(record);
+        let is_member = configuration.members.contains(&replica.node);
+        if record.created.contains(&replica.node) && is_member {
+            continue;
+        }
+        let create = CreateDataPartition {
+            partition: record.id,
+            volume: record.volume,
+            disk: replica.disk,
+            configuration: configuration.clone(),
+            relaxed: volume.options.durability == Durability::Memory,
+        };
+        plan.steps.push(Step::CreateData { node: replica.node, create });
+    }
+}
+
+fn split(view: View<'_>, record: &MetaRecord) -> Option<Step> {
+    match record.split {
+        SplitState::Cutting { end } => {
+            let ask = ask_order(view, view.loads.meta_leader(record), &record.members);
+            Some(Step::Split { partition: record.id, end, ask })
+        }
+        SplitState::Open | SplitState::Cut { .. } => None,
+    }
+}
+
+fn set_options(view: View<'_>, plan: &mut Plan) {
+    for volume in view.state.volumes() {
+        for node in volume.options_untold.iter().copied().filter(|node| is_active(view, *node)) {
+            let (version, options) = (volume.options_version, volume.options.clone());
+            plan.steps.push(Step::SetOptions { node, volume: volume.id, version, options });
+        }
+    }
+}
+
+fn holds(load: &NodeLoad, kind: PartitionKind, partition: PartitionId) -> bool {
+    match kind {
+        PartitionKind::Meta => load.meta.contains_key(&partition),
+        PartitionKind::Data => load.data.contains_key(&partition),
+    }
+}
+
+fn remove(view: View<'_>, plan: &mut Plan) {
+    let mut gone = Vec::new();
+    for (partition, removal) in view.state.removals() {
+        let kind = removal.kind;
+        for node in removal.nodes.iter().copied() {
+            match reporting(view, node) {
+                Some(load) if holds(load, kind, partition) => {
+                    plan.steps.push(Step::Delete { node, kind, partition });
+                }
+                Some(_) => gone.push((partition, node)),
+                None => {}
+            }
+        }
+    }
+    for replicas in gone.chunks(REPLICAS_PER_COMMAND) {
+        plan.commands.push(CommandV1::ReplicasRemoved { replicas: replicas.to_vec() });
+    }
+}
+
+/// Replicas of partitions that were given once and are neither known nor being removed: a late
+/// creation that crossed a deletion. An id that was never given is left alone, as it would mean
+/// that this manager's state is older than the nodes'.
+fn remove_strays(view: View<'_>, plan: &mut Plan) {
+    let state = view.state;
+    let removed: std::collections::BTreeSet<PartitionId> =
+        state.removals().map(|(partition, _)| partition).collect();
+    let is_stray = |partition: &PartitionId| {
+        state.was_given(*partition)
+            && state.meta_partition(*partition).is_none()
+            && state.data_partition(*partition).is_none()
+            && !removed.contains(partition)
+    };
+    for node in state.nodes() {
+        let Some(load) = reporting(view, node.id) else { continue };
+        let node = node.id;
+        for partition in load.meta.keys().copied().filter(is_stray) {
+            plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
+        }
+        for partition in load.data.keys().copied().filter(is_stray) {
+            plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
+        }
+    }
+}

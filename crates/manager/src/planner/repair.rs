@@ -1,0 +1,116 @@
+//! Data partitions whose members are away or back: one configuration after the other.
+//!
+//! A configuration is only planned when the one before it was adopted, so that the group is never
+//! more than one epoch behind the intent and the chain of epochs has no gap. A member that is
+//! silent, whose disk is fenced, or that lost its replica leaves; a replica that is there and not a
+//! member comes back. Never below two members (DESIGN.md section 5), and never without a majority
+//! of the old members, which the group needs to commit the change.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
+use milpa_wire::data::Configuration;
+
+use super::{Plan, View};
+use crate::core::{CommandV1, DataRecord};
+
+/// The fewest members of a configuration.
+const MEMBERS_MIN: usize = 2;
+
+/// Plans configurations.
+pub fn plan(view: View<'_>, plan: &mut Plan) {
+    let mut primaries = count_primaries(view);
+    for record in view.state.data_partitions() {
+        let Some(configuration) = next_configuration(view, record, &primaries) else { continue };
+        if configuration.primary != record.configuration.primary {
+            *primaries.entry(configuration.primary).or_default() += 1;
+        }
+        plan.commands.push(CommandV1::SetConfiguration { partition: record.id, configuration });
+    }
+}
+
+fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {
+    let mut primaries = BTreeMap::new();
+    for record in view.state.data_partitions() {
+        *primaries.entry(record.configuration.primary).or_default() += 1;
+    }
+    primaries
+}
+
+/// The configuration that should follow the present one, if another should.
+fn next_configuration(
+    view: View<'_>,
+    record: &DataRecord,
+    primaries: &BTreeMap<NodeId, u64>,
+) -> Option<Configuration> {
+    let present = &record.configuration;
+    if view.loads.adopted(record)?.epoch != present.epoch {
+        return None;
+    }
+    let members: BTreeSet<NodeId> = present.members.iter().copied().collect();
+    let staying: BTreeSet<NodeId> =
+        members.iter().copied().filter(|node| may_stay(view, record, *node)).collect();
+    let wanted: Vec<NodeId> = (record.replicas.iter().map(|replica| replica.node))
+        .filter(|node| staying.contains(node) || may_join(view, record, &members, *node))
+        .collect();
+    let has_majority = staying.len() * 2 > members.len();
+    if wanted.len() < MEMBERS_MIN
+        || !has_majority
+        || wanted.iter().eq(members_in_order(record, &members))
+    {
+        return None;
+    }
+    // A replica that has just come back lacks bytes: the primary is one that stayed.
+    let primary = if staying.contains(&present.primary) {
+        present.primary
+    } else {
+        let load = |node: &&NodeId| (primaries.get(node).copied().unwrap_or(0), **node);
+        *staying.iter().min_by_key(load)?
+    };
+    Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary })
+}
+
+fn members_in_order<'a>(
+    record: &'a DataRecord,
+    members: &'a BTreeSet<NodeId>,
+) -> impl Iterator<Item = &'a NodeId> {
+    record.replicas.iter().map(|replica| &replica.node).filter(|node| members.contains(node))
+}
+
+/// A member stays unless there is proof that it cannot serve.
+fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    can_serve(view, record, node) && !has_lost_replica(view, node, record.id, &record.created)
+}
+
+/// A replica joins when there is proof that it is there.
+fn may_join(view: View<'_>, record: &DataRecord, members: &BTreeSet<NodeId>, node: NodeId) -> bool {
+    let held = view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id));
+    !members.contains(&node) && held && can_serve(view, record, node)
+}
+
+fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let Some(known) = view.state.node(node) else { return false };
+    let is_active = match known.state {
+        NodeState::Active => true,
+        NodeState::Silent => false,
+    };
+    let disk = record.disk_of(node);
+    let is_fenced =
+        view.loads.disks(known).iter().any(|d| Some(d.id) == disk && d.fenced.is_some());
+    is_active && !is_fenced
+}
+
+/// Whether a replica that once was there is missing from the reports of a node that has been
+/// reporting for a while; just after a start it may not have opened everything.
+#[must_use]
+pub fn has_lost_replica(
+    view: View<'_>,
+    node: NodeId,
+    partition: PartitionId,
+    created: &BTreeSet<NodeId>,
+) -> bool {
+    let Some(load) = view.loads.report(node) else { return false };
+    let held = load.data.contains_key(&partition) || load.meta.contains_key(&partition);
+    let reporting_ms = load.reporting_since_ms.map_or(0, |since| view.now_ms.saturating_sub(since));
+    created.contains(&node) && !held && reporting_ms >= view.policy.silence_period_ms
+}

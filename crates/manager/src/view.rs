@@ -1,0 +1,332 @@
+//! What callers are told: the agreed state with the leader's loads merged in.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+
+use milpa_types::{
+    ClusterId, DataPartition, MetaPartition, Node, NodeId, NodeState, Role, VolumeId, VolumeView,
+};
+use milpa_wire::manager::{ClusterStatus, VolumeSummary};
+
+use crate::core::{DataRecord, MetaRecord, NodeRecord, SplitState, VolumeRecord, VolumeState};
+use crate::planner::View;
+use crate::planner::growth::{has_disk_room, is_filled_to};
+
+/// Most warnings of one kind in a status; the rest is counted.
+const WARNINGS_PER_KIND: usize = 8;
+
+/// A node with its disks and memory as they are now.
+#[must_use]
+pub fn node(view: View<'_>, record: &NodeRecord) -> Node {
+    let mut node = record.describe();
+    if let Some(load) = view.loads.report(record.id) {
+        node.disks.clone_from(&load.disks);
+        node.memory_bytes = load.memory_bytes;
+    }
+    node
+}
+
+/// All nodes.
+#[must_use]
+pub fn nodes(view: View<'_>) -> Vec<Node> {
+    view.state.nodes().map(|record| node(view, record)).collect()
+}
+
+/// A meta partition with its leader and counts.
+#[must_use]
+pub fn meta_partition(view: View<'_>, record: &MetaRecord) -> MetaPartition {
+    let statistics = view.loads.meta_newest(record).map(|report| report.statistics);
+    let statistics = statistics.unwrap_or_default();
+    MetaPartition {
+        id: record.id,
+        volume: record.volume,
+        slot: record.slot,
+        members: record.members.clone(),
+        leader: view.loads.meta_leader(record),
+        takes_inodes: match record.split {
+            SplitState::Open => true,
+            SplitState::Cutting { .. } | SplitState::Cut { .. } => false,
+        },
+        inodes: statistics.inodes,
+        dentries: statistics.dentries,
+        inode_highest: statistics.inode_highest.0,
+    }
+}
+
+/// A data partition with its configuration as adopted, and its filling.
+#[must_use]
+pub fn data_partition(view: View<'_>, record: &DataRecord) -> DataPartition {
+    let configuration = view.loads.configuration(record);
+    let (used_bytes, extents) = view.loads.data_filling(record);
+    DataPartition {
+        id: record.id,
+        volume: record.volume,
+        epoch: configuration.epoch,
+        members: configuration.members.clone(),
+        primary: configuration.primary,
+        replicas: record.replicas.iter().map(|replica| replica.node).collect(),
+        takes_extents: can_take_extents(view, record)
+            && !is_filled_to(view, record, view.policy.full_percent),
+        used_bytes,
+        extents,
+    }
+}
+
+/// What taking new extents needs besides room in the partition itself.
+fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
+    view.loads.configuration(record).members.len() >= 2 && has_disk_room(view, record)
+}
+
+/// All that a client needs to reach a volume. Its version is 0: see [`Versions`].
+#[must_use]
+pub fn volume(view: View<'_>, record: &VolumeRecord) -> VolumeView {
+    let meta: Vec<MetaPartition> = (view.state.meta_partitions())
+        .filter(|partition| partition.volume == record.id)
+        .map(|partition| meta_partition(view, partition))
+        .collect();
+    let records = || view.state.data_partitions().filter(|data| data.volume == record.id);
+    let mut data: Vec<DataPartition> = records().map(|r| data_partition(view, r)).collect();
+    // The target size of a partition is a wish: while no new ones can be had, the full ones with
+    // room on their disks go on, rather than the volume being full.
+    if !data.iter().any(|partition| partition.takes_extents) {
+        for (partition, record) in data.iter_mut().zip(records()) {
+            partition.takes_extents = can_take_extents(view, record);
+        }
+    }
+    let holders: BTreeSet<NodeId> = (meta.iter().flat_map(|p| p.members.iter()))
+        .chain(data.iter().flat_map(|p| p.replicas.iter()))
+        .copied()
+        .collect();
+    let nodes = holders.iter().filter_map(|id| view.state.node(*id)).map(|n| node(view, n));
+    VolumeView {
+        cluster: view.state.cluster(),
+        version: 0,
+        volume: record.describe(),
+        nodes: nodes.collect(),
+        meta,
+        data,
+    }
+}
+
+/// A volume with its use.
+#[must_use]
+pub fn summary(view: View<'_>, record: &VolumeRecord) -> VolumeSummary {
+    let mut summary = VolumeSummary {
+        volume: record.describe(),
+        inodes: 0,
+        used_bytes: 0,
+        meta_partitions: 0,
+        data_partitions: 0,
+    };
+    for partition in view.state.meta_partitions().filter(|p| p.volume == record.id) {
+        summary.meta_partitions += 1;
+        if let Some(report) = view.loads.meta_newest(partition) {
+            summary.inodes = summary.inodes.saturating_add(report.statistics.inodes);
+            summary.used_bytes =
+                summary.used_bytes.saturating_add(report.statistics.allocated_bytes);
+        }
+    }
+    let data = view.state.data_partitions().filter(|p| p.volume == record.id).count();
+    summary.data_partitions = u32::try_from(data).unwrap_or(u32::MAX);
+    summary
+}
+
+/// The cluster in one look. `problems` are those of the last planning pass.
+#[must_use]
+pub fn status(
+    view: View<'_>,
+    managers: Vec<(NodeId, SocketAddr)>,
+    leader: NodeId,
+    problems: &[String],
+) -> ClusterStatus {
+    let cluster: ClusterId = view.state.cluster();
+    ClusterStatus {
+        cluster,
+        managers,
+        leader,
+        nodes: nodes(view),
+        volumes: view.state.volumes().map(|record| summary(view, record)).collect(),
+        warnings: warnings(view, problems),
+    }
+}
+
+/// Data partitions with fewer members than they should have.
+#[must_use]
+pub fn partitions_below_target(view: View<'_>) -> usize {
+    let below = |record: &&DataRecord| {
+        view.loads.configuration(record).members.len() < record.replicas.len()
+    };
+    view.state.data_partitions().filter(below).count()
+}
+
+/// What an operator should know, the worst first.
+#[must_use]
+pub fn warnings(view: View<'_>, problems: &[String]) -> Vec<String> {
+    let mut warnings = Vec::new();
+    add_limited(&mut warnings, silent_nodes(view));
+    add_limited(&mut warnings, fenced_disks(view));
+    add_limited(&mut warnings, thin_partitions(view));
+    add_limited(&mut warnings, problems.to_vec());
+    add_limited(&mut warnings, nearly_full(view));
+    add_limited(&mut warnings, unfinished_volumes(view));
+    add_limited(&mut warnings, shared_devices(view));
+    warnings
+}
+
+fn add_limited(warnings: &mut Vec<String>, mut found: Vec<String>) {
+    let more = found.len().saturating_sub(WARNINGS_PER_KIND);
+    found.truncate(WARNINGS_PER_KIND);
+    warnings.append(&mut found);
+    if more > 0 {
+        warnings.push(format!("and {more} more of this kind"));
+    }
+}
+
+fn silent_nodes(view: View<'_>) -> Vec<String> {
+    let silent = view.state.nodes().filter(|node| node.state == NodeState::Silent);
+    silent
+        .map(|node| format!("{} node {} at {} is silent", node.role, node.id, node.address))
+        .collect()
+}
+
+fn fenced_disks(view: View<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    for node in view.state.nodes() {
+        for disk in view.loads.disks(node) {
+            if let Some(reason) = &disk.fenced {
+                let (id, path) = (node.id, &disk.path);
+                found.push(format!(
+                    "disk {} ({path}) of node {id} is out of service: {reason}",
+                    disk.id
+                ));
+            }
+        }
+    }
+    found
+}
+
+fn thin_partitions(view: View<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    for record in view.state.data_partitions() {
+        let (has, wants) = (view.loads.configuration(record).members.len(), record.replicas.len());
+        if has < wants {
+            let id = record.id;
+            found.push(format!("data partition {id} has {has} of {wants} copies"));
+        }
+    }
+    for record in view.state.meta_partitions() {
+        let active = |id: &&NodeId| {
+            view.state.node(**id).is_some_and(|node| node.state == NodeState::Active)
+        };
+        let (has, wants) = (record.members.iter().filter(active).count(), record.members.len());
+        if has < wants {
+            let id = record.id;
+            found.push(format!("meta partition {id} has {has} of {wants} replicas in service"));
+        }
+    }
+    found
+}
+
+fn nearly_full(view: View<'_>) -> Vec<String> {
+    let share = u128::from(view.policy.nearly_full_percent);
+    let mut found = Vec::new();
+    for record in view.state.volumes() {
+        let capacity = record.options.capacity_bytes;
+        let used = summary(view, record).used_bytes;
+        if capacity > 0 && u128::from(used) * 100 >= u128::from(capacity) * share {
+            let name = &record.name;
+            found.push(format!("volume {name:?} uses {used} of {capacity} bytes"));
+        }
+    }
+    for node in view.state.nodes().filter(|node| node.role == Role::Data) {
+        for disk in view.loads.disks(node) {
+            let used = disk.capacity_bytes.saturating_sub(disk.free_bytes);
+            if u128::from(used) * 100 >= u128::from(disk.capacity_bytes.max(1)) * 95 {
+                let (id, free) = (node.id, disk.free_bytes);
+                found.push(format!("disk {} of node {id} has {free} bytes left", disk.id));
+            }
+        }
+    }
+    found
+}
+
+fn unfinished_volumes(view: View<'_>) -> Vec<String> {
+    let creating = view.state.volumes().filter(|volume| volume.state == VolumeState::Creating);
+    creating.map(|volume| format!("volume {:?} is still being created", volume.name)).collect()
+}
+
+/// Pairs of nodes whose replicas of one partition lie on one physical disk. Device numbers only
+/// compare within one machine, which is told by its address.
+fn shared_devices(view: View<'_>) -> Vec<String> {
+    let mut pairs: BTreeMap<(NodeId, NodeId), u64> = BTreeMap::new();
+    for record in view.state.data_partitions() {
+        let mut seen = BTreeMap::new();
+        for replica in &record.replicas {
+            let Some(node) = view.state.node(replica.node) else { continue };
+            let disk = view.loads.disks(node).iter().find(|disk| disk.id == replica.disk);
+            let Some(disk) = disk else { continue };
+            if let Some(other) = seen.insert((node.address.ip(), disk.device), replica.node) {
+                *pairs.entry((other.min(replica.node), other.max(replica.node))).or_default() += 1;
+            }
+        }
+    }
+    let text = |((one, two), count): ((NodeId, NodeId), u64)| {
+        format!(
+            "nodes {one} and {two} share one physical disk and hold copies of the same {count} \
+             data partitions: losing it loses both copies"
+        )
+    };
+    pairs.into_iter().map(text).collect()
+}
+
+/// Versions of volumes' views. A version is the leader's term and a count within it, so it rises
+/// across changes of leader, though loads are in the leader's memory only.
+#[derive(Clone, Debug, Default)]
+pub struct Versions {
+    term: u64,
+    seen: BTreeMap<VolumeId, (u32, VolumeView)>,
+}
+
+impl Versions {
+    /// No view yet, in this term.
+    #[must_use]
+    pub fn new(term: u64) -> Versions {
+        Versions { term, seen: BTreeMap::new() }
+    }
+
+    /// Sets the view's version: a new one if anything but loads has changed since the last call.
+    pub fn stamp(&mut self, view: &mut VolumeView) {
+        let routes = routes_of(view);
+        let (count, last) = self.seen.entry(view.volume.id).or_insert_with(|| (1, routes.clone()));
+        if *last != routes {
+            *count = count.saturating_add(1);
+            *last = routes;
+        }
+        view.version = (self.term << 32) | u64::from(*count);
+    }
+
+    /// Forgets volumes that are gone.
+    pub fn retain(&mut self, exists: impl Fn(VolumeId) -> bool) {
+        self.seen.retain(|volume, _| exists(*volume));
+    }
+}
+
+/// A view without what changes all the time: loads, and the filling of disks.
+fn routes_of(view: &VolumeView) -> VolumeView {
+    let mut routes = view.clone();
+    routes.version = 0;
+    for partition in &mut routes.meta {
+        (partition.inodes, partition.dentries, partition.inode_highest) = (0, 0, 0);
+    }
+    for partition in &mut routes.data {
+        (partition.used_bytes, partition.extents) = (0, 0);
+    }
+    for node in &mut routes.nodes {
+        node.memory_bytes = 0;
+        node.disks.clear();
+    }
+    routes
+}
+
+#[cfg(test)]
+mod tests;
