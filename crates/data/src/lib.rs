@@ -16,6 +16,7 @@
 
 pub mod config;
 pub mod node;
+pub mod store;
 
 pub use config::{DataNodeConfig, DiskConfig};
 pub use node::{NodeError, run};

@@ -1,0 +1,165 @@
+//! Bytes at the end of an extent: one write of data, one small write of checksum slots, no read.
+
+use std::sync::Arc;
+
+use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId};
+use milpa_wire::data::TRANSFER_BYTES_MAX;
+use milpa_wire::frame::crc32c;
+
+use super::checksums::{extend_crc, pieces};
+use super::disk::OpenFile;
+use super::extent::{Extent, State, Writer};
+use super::format::{BLOCK, Place, Slot, slot_offset};
+use super::freed_log::Record;
+use super::{Checksums, ExtentStore, StoreError, lock, seal};
+
+pub(super) fn append(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    bytes: &[u8],
+    checksums: Checksums<'_>,
+) -> Result<u64, StoreError> {
+    if bytes.is_empty() || bytes.len() > TRANSFER_BYTES_MAX {
+        return Err(StoreError::Invalid("an append has 1 byte to 1 MiB"));
+    }
+    checksums.verify(bytes)?;
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    let tail_crc = admit(&extent.state(), offset, bytes.len() as u64)?;
+    seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
+
+    let first = offset / BLOCK_BYTES;
+    let mut slots = std::mem::take(&mut writer.slots);
+    let last_crc = encode_slots(&mut slots, extent.place, offset, tail_crc, bytes, checksums);
+    let written = write(store, &file, offset, bytes, &slots, &mut writer);
+    if written.is_ok() {
+        extent.slots_written(&store.disk, first, &slots, true);
+        let mut state = extent.state();
+        state.length = offset + bytes.len() as u64;
+        state.tail_crc = last_crc;
+        state.writes += 1;
+    }
+    writer.slots = slots;
+    written.map(|()| offset + bytes.len() as u64)
+}
+
+/// Whether the extent takes `length` bytes at `offset`; returns the CRC of its partial block.
+fn admit(state: &State, offset: u64, length: u64) -> Result<u32, StoreError> {
+    if state.sealed {
+        return Err(StoreError::Sealed { length: state.length });
+    }
+    if offset != state.length {
+        return Err(StoreError::OutOfOrder { expected: state.length });
+    }
+    if EXTENT_BYTES_MAX - state.length < length {
+        return Err(StoreError::Full { length: state.length });
+    }
+    Ok(state.tail_crc)
+}
+
+/// Encodes the slots of all blocks that `bytes` touch, and returns the CRC of the last.
+fn encode_slots(
+    slots: &mut Vec<u8>,
+    place: Place,
+    offset: u64,
+    tail_crc: u32,
+    bytes: &[u8],
+    checksums: Checksums<'_>,
+) -> u32 {
+    slots.clear();
+    let within = (offset % BLOCK_BYTES) as usize;
+    // Aligned with blocks, the verified checksums are those of the blocks: no second pass.
+    let mut known = checksums.as_blocks(offset).unwrap_or(&[]).iter();
+    let mut last_crc = 0;
+    let blocks = (offset / BLOCK_BYTES)..;
+    for (index, (block, piece)) in blocks.zip(pieces(bytes, BLOCK - within)).enumerate() {
+        let known = known.next();
+        let joins = index == 0 && within > 0;
+        last_crc = match known {
+            _ if joins => extend_crc(tail_crc, piece),
+            Some(crc) => *crc,
+            None => crc32c(piece),
+        };
+        let length = if joins { within + piece.len() } else { piece.len() };
+        let slot = Slot::Live { crc: last_crc, length: length as u16 };
+        slots.extend_from_slice(&slot.encode(place, block).to_le_bytes());
+    }
+    last_crc
+}
+
+/// Data first. Whatever fails, bytes beyond the end are of no consequence; slots beyond it are,
+/// and are cleared before the next append.
+fn write(
+    store: &ExtentStore,
+    file: &OpenFile,
+    offset: u64,
+    bytes: &[u8],
+    slots: &[u8],
+    writer: &mut Writer,
+) -> Result<(), StoreError> {
+    let failed = |error| store.disk.write_failed("pwrite", &error);
+    file.write_at(bytes, offset).map_err(failed)?;
+    file.write_at(slots, slot_offset(offset / BLOCK_BYTES)).map_err(|error| {
+        writer.needs_cut = true;
+        failed(error)
+    })
+}
+
+pub(super) fn append_hole(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<u64, StoreError> {
+    if length == 0 || offset % BLOCK_BYTES != 0 || length % BLOCK_BYTES != 0 {
+        return Err(StoreError::Invalid("a hole is made of whole blocks"));
+    }
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    admit(&extent.state(), offset, length)?;
+    seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
+
+    let end = offset + length;
+    // In memory first: the freed log takes its compacted form from there.
+    extent.state().dead.insert(offset, end);
+    let written = write_hole(store, &extent, &file, &mut writer, offset, end);
+    let mut state = extent.state();
+    match written {
+        Ok(()) => {
+            state.length = end;
+            state.writes += 1;
+            Ok(end)
+        }
+        Err(error) => {
+            state.dead.cut(offset);
+            Err(error)
+        }
+    }
+}
+
+fn write_hole(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    writer: &mut Writer,
+    offset: u64,
+    end: u64,
+) -> Result<(), StoreError> {
+    // Whatever fails, the next append begins with a cut, which forgets the dead range too.
+    writer.needs_cut = true;
+    lock(&store.freed).append(store, &[Record::Dead { extent: extent.id, start: offset, end }])?;
+    let (first, slot) = (offset / BLOCK_BYTES, Slot::Freed { length: BLOCK as u16 });
+    let raw = (first..end / BLOCK_BYTES).map(|block| slot.encode(extent.place, block));
+    let slots: Vec<u8> = raw.flat_map(u64::to_le_bytes).collect();
+    file.write_at(&slots, slot_offset(first)).map_err(|e| store.disk.write_failed("pwrite", &e))?;
+    extent.slots_written(&store.disk, first, &slots, true);
+    writer.needs_cut = false;
+    Ok(())
+}

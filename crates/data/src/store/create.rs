@@ -1,0 +1,55 @@
+//! New extents.
+
+use std::sync::Arc;
+
+use milpa_types::EXTENT_BYTES_MAX;
+
+use super::extent::{Extent, ExtentParts, State};
+use super::format::{HEADER_OFFSET, Header};
+use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
+
+/// The file, a first header, and its place in memory. Nothing is flushed here: an extent that a
+/// power failure takes away was never flushed, so nothing was promised.
+pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), StoreError> {
+    debug_assert!(HEADER_OFFSET == EXTENT_BYTES_MAX, "the header lies behind the capacity");
+    store.disk.check()?;
+    if lock(&store.freed).is_removed(new.id) {
+        return Err(StoreError::Removed);
+    }
+    let path = extent_path(&store.directory, new.id);
+    let file = store.disk.files().create(&path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::AlreadyExists => StoreError::Exists,
+        _ => store.disk.open_failed(&error),
+    })?;
+    let entry = store.entries.created();
+    let header = first_header(store, new);
+    if let Err(error) = file.write_at(&header.encode(0), HEADER_OFFSET) {
+        // A file without a header is removed when the partition is opened, should this fail too.
+        let _removed = store.disk.files().remove(&path);
+        return Err(store.disk.write_failed("pwrite", &error));
+    }
+    store.disk.keep_open((store.partition, new.id), file);
+    // Slot 0 is unflushed like all of the file: the next header may replace it.
+    let state = State { writes: 1, ..State::default() };
+    let parts = ExtentParts { header, slot: 1, entry, state, recovered: false, needs_cut: false };
+    write_lock(&store.extents).insert(new.id, Arc::new(Extent::new(parts)));
+    Ok(())
+}
+
+fn first_header(store: &ExtentStore, new: NewExtent) -> Header {
+    Header {
+        sequence: 1,
+        partition: store.partition,
+        extent: new.id,
+        epoch: new.epoch,
+        inode: new.inode,
+        session: new.session,
+        sealed: false,
+        overwritten: false,
+        cut_pending: false,
+        tail_crc: 0,
+        length: 0,
+        floor: 0,
+        committed: 0,
+    }
+}

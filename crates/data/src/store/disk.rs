@@ -1,0 +1,316 @@
+//! What the partitions of one disk share: the fence, the open files, the memory for checksums.
+
+// statvfs(3) is not in the standard library.
+#![allow(unsafe_code)]
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use milpa_types::{ExtentId, PartitionId};
+
+use super::extent::Extent;
+use super::files::{StoreFile, StoreFiles};
+use super::{StoreError, lock};
+
+/// Bounds on what a disk's partitions hold in memory, together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Open extent files. The least recently used is closed first.
+    pub files_max: usize,
+    /// Cached checksum chunks of 4 KiB; one covers 2 MiB of data.
+    pub chunks_max: usize,
+}
+
+impl Default for StoreLimits {
+    /// 512 files, and 64 MiB of checksums: those of 32 GiB of data.
+    fn default() -> StoreLimits {
+        StoreLimits { files_max: 512, chunks_max: 16_384 }
+    }
+}
+
+/// Set by the first failed write or flush, for good: the page cache then no longer says what the
+/// disk holds, and a second flush would report success for bytes that are lost.
+#[derive(Debug, Default)]
+struct Fence(AtomicBool);
+
+impl Fence {
+    fn close(&self, call: &'static str, error: &io::Error) {
+        if !self.0.swap(true, Ordering::SeqCst) {
+            tracing::error!(call, %error, "disk failed and is fenced: replace it");
+        }
+    }
+}
+
+/// One disk, as the stores on it see it.
+pub struct StoreDisk {
+    files: Arc<dyn StoreFiles>,
+    fence: Arc<Fence>,
+    limits: StoreLimits,
+    open: Mutex<OpenFiles>,
+    /// Cached chunks in the order in which they will be looked at for eviction (clock).
+    chunks: Mutex<VecDeque<(Weak<Extent>, u32)>>,
+}
+
+impl StoreDisk {
+    /// A disk reached through `files`.
+    #[must_use]
+    pub fn new(files: Arc<dyn StoreFiles>, limits: StoreLimits) -> Arc<StoreDisk> {
+        Arc::new(StoreDisk {
+            files,
+            fence: Arc::default(),
+            limits,
+            open: Mutex::default(),
+            chunks: Mutex::default(),
+        })
+    }
+
+    /// Whether the disk takes no writes any more.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.fence.0.load(Ordering::SeqCst)
+    }
+
+    /// Takes the disk out of service, as a failed flush would: for the log writer that shares it.
+    pub fn fence(&self, call: &'static str, error: &io::Error) {
+        self.fence.close(call, error);
+    }
+
+    pub(super) fn files(&self) -> &dyn StoreFiles {
+        &*self.files
+    }
+
+    /// Refuses when fenced.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        if self.is_fenced() { Err(StoreError::DiskFailed) } else { Ok(()) }
+    }
+
+    /// What a failed write means: a full disk is ordinary, anything else fences.
+    pub(super) fn write_failed(&self, call: &'static str, error: &io::Error) -> StoreError {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::NoSpace,
+            _ => {
+                self.fence.close(call, error);
+                StoreError::DiskFailed
+            }
+        }
+    }
+
+    /// What a failed flush means: the fence, whatever the error.
+    pub(super) fn sync_failed(&self, error: &io::Error) -> StoreError {
+        self.fence.close("fdatasync", error);
+        StoreError::DiskFailed
+    }
+
+    /// What a failed open means: lack of descriptors or memory passes, the rest fences.
+    pub(super) fn open_failed(&self, error: &io::Error) -> StoreError {
+        match error.raw_os_error() {
+            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => StoreError::Busy,
+            _ => self.write_failed("open", error),
+        }
+    }
+
+    /// The extent's file, opened if it is not.
+    pub(super) fn open_file(
+        &self,
+        partition: PartitionId,
+        extent: ExtentId,
+        path: impl FnOnce() -> std::path::PathBuf,
+    ) -> io::Result<Arc<OpenFile>> {
+        let key = (partition, extent);
+        if let Some(file) = lock(&self.open).get(key) {
+            return Ok(file);
+        }
+        let file = self.files.open(&path())?;
+        Ok(self.keep_open(key, file))
+    }
+
+    /// Takes a file that was just opened or created into the cache, closing another if need be.
+    pub(super) fn keep_open(
+        &self,
+        key: (PartitionId, ExtentId),
+        file: Arc<dyn StoreFile>,
+    ) -> Arc<OpenFile> {
+        let file = OpenFile { file, dirty: AtomicBool::new(false), fence: Arc::clone(&self.fence) };
+        let (file, evicted) = lock(&self.open).insert(key, Arc::new(file), self.limits.files_max);
+        // Closing may flush: not under the lock.
+        drop(evicted);
+        file
+    }
+
+    /// Forgets a removed extent's file without flushing it.
+    pub(super) fn discard_file(&self, partition: PartitionId, extent: ExtentId) {
+        let discarded = lock(&self.open).remove((partition, extent));
+        if let Some(file) = discarded {
+            file.dirty.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Notes that `extent` caches a chunk, and evicts others if there are too many.
+    pub(super) fn chunk_cached(&self, extent: &Arc<Extent>, chunk: u32) {
+        let mut chunks = lock(&self.chunks);
+        chunks.push_back((Arc::downgrade(extent), chunk));
+        // Each chunk is passed over at most once, so this ends.
+        let mut looks = chunks.len() * 2;
+        while chunks.len() > self.limits.chunks_max.max(1) && looks > 0 {
+            looks -= 1;
+            let Some((owner, chunk)) = chunks.pop_front() else { return };
+            if owner.upgrade().is_some_and(|owner| !lock(&owner.sums).evict(chunk)) {
+                chunks.push_back((owner, chunk));
+            }
+        }
+    }
+}
+
+/// An open extent file. Closing it flushes what was written since the last flush, so that a
+/// write-back error is not lost with the descriptor.
+pub(super) struct OpenFile {
+    file: Arc<dyn StoreFile>,
+    dirty: AtomicBool,
+    fence: Arc<Fence>,
+}
+
+impl OpenFile {
+    pub(super) fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_at(buffer, offset)
+    }
+
+    pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.dirty.store(true, Ordering::SeqCst);
+        self.file.write_at(bytes, offset)
+    }
+
+    pub(super) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        self.dirty.store(true, Ordering::SeqCst);
+        self.file.punch(offset, length)
+    }
+
+    pub(super) fn sync(&self) -> io::Result<()> {
+        // Before the call: a write that comes during it makes the file dirty again.
+        self.dirty.store(false, Ordering::SeqCst);
+        self.file.sync()
+    }
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        let fenced = self.fence.0.load(Ordering::SeqCst);
+        if *self.dirty.get_mut()
+            && !fenced
+            && let Err(error) = self.file.sync()
+        {
+            self.fence.close("fdatasync at close", &error);
+        }
+    }
+}
+
+type FileKey = (PartitionId, ExtentId);
+
+/// Open files by extent, and by the time of their last use.
+#[derive(Default)]
+struct OpenFiles {
+    files: BTreeMap<FileKey, (Arc<OpenFile>, u64)>,
+    uses: BTreeMap<u64, FileKey>,
+    /// Counts uses.
+    clock: u64,
+}
+
+impl OpenFiles {
+    fn get(&mut self, key: FileKey) -> Option<Arc<OpenFile>> {
+        let (file, used) = self.files.get_mut(&key)?;
+        self.clock += 1;
+        self.uses.remove(used);
+        self.uses.insert(self.clock, key);
+        *used = self.clock;
+        Some(Arc::clone(file))
+    }
+
+    /// Adds a file, unless another thread has added it meanwhile. Returns the one to use, and
+    /// those to close.
+    fn insert(
+        &mut self,
+        key: FileKey,
+        file: Arc<OpenFile>,
+        files_max: usize,
+    ) -> (Arc<OpenFile>, Vec<Arc<OpenFile>>) {
+        if let Some(present) = self.get(key) {
+            return (present, vec![file]);
+        }
+        self.clock += 1;
+        self.files.insert(key, (Arc::clone(&file), self.clock));
+        self.uses.insert(self.clock, key);
+        let mut evicted = Vec::new();
+        while self.files.len() > files_max.max(1) {
+            let Some((_, oldest)) = self.uses.pop_first() else { break };
+            evicted.extend(self.files.remove(&oldest).map(|(file, _)| file));
+        }
+        (file, evicted)
+    }
+
+    fn remove(&mut self, key: FileKey) -> Option<Arc<OpenFile>> {
+        let (file, used) = self.files.remove(&key)?;
+        self.uses.remove(&used);
+        Some(file)
+    }
+}
+
+/// Space on a disk in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSpace {
+    /// All of it.
+    pub total: u64,
+    /// What an unprivileged process can still use.
+    pub free: u64,
+    /// What is in use.
+    pub used: u64,
+}
+
+/// Space on the disk that holds `path`.
+///
+/// # Errors
+///
+/// As statvfs(3).
+pub fn disk_space(path: &Path) -> io::Result<DiskSpace> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: statvfs is plain numbers, for which zeros are valid.
+    let mut raw: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with NUL and lives through the call; `raw` is ours to be written.
+    if unsafe { libc::statvfs(path.as_ptr(), &raw mut raw) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let bytes = |blocks: u64| blocks.saturating_mul(raw.f_frsize);
+    Ok(DiskSpace {
+        total: bytes(raw.f_blocks),
+        free: bytes(raw.f_bavail),
+        used: bytes(raw.f_blocks.saturating_sub(raw.f_bfree)),
+    })
+}
+
+/// The device that holds `path`: two directories with the same one fail together.
+///
+/// # Errors
+///
+/// As stat(2).
+pub fn device_id(path: &Path) -> io::Result<u64> {
+    Ok(std::fs::metadata(path)?.dev())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn space_adds_up() {
+        let directory = tempfile::tempdir().unwrap();
+        let space = disk_space(directory.path()).unwrap();
+        assert!(space.total > 0 && space.free <= space.total && space.used <= space.total);
+        assert!(disk_space(&directory.path().join("absent")).is_err());
+        let parent = directory.path().parent().unwrap();
+        assert_eq!(device_id(directory.path()).unwrap(), device_id(parent).unwrap());
+    }
+}

@@ -1,0 +1,61 @@
+//! Making bytes durable. Callers that meet at one extent share a flush.
+
+use std::sync::Arc;
+
+use milpa_types::ExtentId;
+
+use super::extent::{Extent, TurnGuard};
+use super::{ExtentStore, StoreError};
+
+pub(super) fn flush(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
+    store.disk.check()?;
+    let mut newest_entry = 0;
+    for (id, at_least) in extents {
+        let extent = store.extent(*id)?;
+        let length = extent.state().length;
+        if length < *at_least {
+            return Err(StoreError::Shorter { length });
+        }
+        flush_extent(store, &extent)?;
+        newest_entry = newest_entry.max(extent.entry);
+    }
+    // After the files, once for all of them: their names.
+    store.entries.sync(newest_entry, &store.disk, &store.directory)
+}
+
+/// Flushes one extent, unless nothing changed since its last flush.
+pub(super) fn flush_extent(store: &ExtentStore, extent: &Arc<Extent>) -> Result<(), StoreError> {
+    if !extent.state().is_dirty() {
+        return Ok(());
+    }
+    match extent.take_flush_turn(&store.disk)? {
+        None => Ok(()),
+        Some(turn) => {
+            run(store, extent, &turn)?;
+            turn.flush_done();
+            Ok(())
+        }
+    }
+}
+
+/// One flush: the header that describes the end, everything with it to the disk, then the header
+/// that says so. The latter needs no flush of its own: without it, recovery only verifies more.
+pub(super) fn run(
+    store: &ExtentStore,
+    extent: &Extent,
+    turn: &TurnGuard<'_>,
+) -> Result<(), StoreError> {
+    let file = store.file(extent)?;
+    let before = extent.state().clone_for_header();
+    turn.write_header(&store.disk, &file, &before, false)?;
+    turn.sync(&store.disk, &file)?;
+    let mut after = before;
+    {
+        let mut state = extent.state();
+        state.flushed = after.length;
+        state.floor = after.flushed;
+        state.flushed_writes = after.writes;
+    }
+    after.flushed = after.length;
+    turn.write_header(&store.disk, &file, &after, false)
+}

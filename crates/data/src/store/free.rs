@@ -1,0 +1,210 @@
+//! Giving space back: dead ranges, punched blocks, removed extents.
+//!
+//! Memory first, then the log, flushed, then the punches. A crash in between is made good when the
+//! range is freed again, or simply by memory: whether a block is freed is decided by the dead ranges, the
+//! marks in the slots and the holes only follow.
+
+use std::io;
+use std::sync::Arc;
+
+use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_wire::frame::crc32c;
+
+use super::extent::Extent;
+use super::format::{BLOCK, HEADER_OFFSET, Slot, block_count, slot_offset};
+use super::freed_log::Record;
+use super::piece::{self, PIECE_HEADER_BYTES};
+use super::{ExtentStore, Freed, StoreError, extent_path, lock, write_lock};
+
+/// What is to be done once the log has it.
+#[derive(Default)]
+struct Plan {
+    records: Vec<Record>,
+    punches: Vec<(Arc<Extent>, u64, u64)>,
+    removals: Vec<ExtentId>,
+}
+
+impl Plan {
+    fn remove(&mut self, id: ExtentId) {
+        self.records.push(Record::Removed { first: id, count: 1 });
+        self.removals.push(id);
+    }
+}
+
+pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreError> {
+    store.disk.check()?;
+    let mut plan = Plan::default();
+    for range in ranges {
+        match store.extent(range.extent) {
+            // Also one that is not here: a late replicate must not make it.
+            Ok(_) | Err(StoreError::NoExtent) if range.length == u64::MAX => {
+                plan.remove(range.extent);
+            }
+            Ok(extent) => note_dead(store, &extent, range, &mut plan),
+            // Removed, or this replica never had the bytes.
+            Err(_) => {}
+        }
+    }
+    execute(store, &plan)
+}
+
+fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
+    let logged = lock(&store.freed).append(store, &plan.records);
+    match logged {
+        // A full disk is no reason not to give space back. The records wait in memory.
+        Ok(()) | Err(StoreError::NoSpace) => {}
+        Err(error) => return Err(error),
+    }
+    for (extent, start, end) in &plan.punches {
+        punch(store, extent, *start, *end)?;
+    }
+    for id in &plan.removals {
+        remove(store, *id)?;
+    }
+    Ok(())
+}
+
+/// Adds a range to the extent's dead ones and plans what follows from it.
+fn note_dead(store: &ExtentStore, extent: &Arc<Extent>, range: &Freed, plan: &mut Plan) {
+    let (mut start, end) = {
+        let mut state = extent.state();
+        let end = range.offset.saturating_add(range.length).min(state.length);
+        if range.offset >= end || state.dead.covers(range.offset, end) {
+            return;
+        }
+        state.dead.insert(range.offset, end);
+        (range.offset, end)
+    };
+    if let Some(header) = dead_header(store, extent, start) {
+        extent.state().dead.insert(header, start);
+        start = header;
+    }
+    plan.records.push(Record::Dead { extent: extent.id, start, end });
+    if is_all_dead(extent) {
+        plan.remove(extent.id);
+    } else {
+        plan.punches.push((Arc::clone(extent), start, end));
+    }
+}
+
+/// Where the header of a piece begins whose bytes are now all dead, `at` being one of them.
+fn dead_header(store: &ExtentStore, extent: &Arc<Extent>, at: u64) -> Option<u64> {
+    if !extent.id.is_small() {
+        return None;
+    }
+    let (run_start, run_end) = extent.state().dead.run_at(at)?;
+    let header_at = run_start.checked_sub(PIECE_HEADER_BYTES as u64)?;
+    // A header that cannot be read stays; its block is repaired or lost as a whole.
+    let header = piece::read_header(store, extent.id, header_at).ok()??;
+    (run_start + u64::from(header.length) <= run_end).then_some(header_at)
+}
+
+fn is_all_dead(extent: &Extent) -> bool {
+    let state = extent.state();
+    state.sealed && state.length > 0 && state.dead.covers(0, state.length)
+}
+
+/// Marks and punches the blocks in and around a range that are dead as a whole.
+pub(super) fn punch(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    start: u64,
+    end: u64,
+) -> Result<(), StoreError> {
+    let file = match store.file(extent) {
+        Err(StoreError::Removed) => return Ok(()),
+        file => file?,
+    };
+    let _content = write_lock(&extent.content);
+    if extent.check().is_err() {
+        return Ok(());
+    }
+    let runs = freed_runs(extent, start, end);
+    for (first, last) in runs {
+        let punched = punch_run(store, extent, &file, first, last);
+        match punched {
+            // Splitting a file's map can need a block. The range is dead all the same.
+            Ok(()) | Err(StoreError::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Runs of freed blocks that touch `[start, end)`.
+fn freed_runs(extent: &Extent, start: u64, end: u64) -> Vec<(u64, u64)> {
+    let state = extent.state();
+    let last = block_count(end.min(state.length));
+    let mut runs = Vec::new();
+    let mut block = start / BLOCK_BYTES;
+    while block < last {
+        let run_end = (block..last).find(|block| !state.is_freed(*block)).unwrap_or(last);
+        if run_end > block {
+            runs.push((block, run_end));
+        }
+        block = run_end + 1;
+    }
+    runs
+}
+
+fn punch_run(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &super::disk::OpenFile,
+    first: u64,
+    last: u64,
+) -> Result<(), StoreError> {
+    let length = extent.state().length;
+    let slots: Vec<u8> = (first..last)
+        .flat_map(|block| {
+            let block_length = (length - block * BLOCK_BYTES).min(BLOCK_BYTES) as u16;
+            Slot::Freed { length: block_length }.encode(extent.place, block).to_le_bytes()
+        })
+        .collect();
+    let failed = |error| store.disk.write_failed("fallocate", &error);
+    file.write_at(&slots, slot_offset(first)).map_err(failed)?;
+    extent.slots_written(&store.disk, first, &slots, false);
+    let end = (last * BLOCK_BYTES).min(HEADER_OFFSET);
+    file.punch(first * BLOCK_BYTES, end - first * BLOCK_BYTES).map_err(failed)?;
+    let mut state = extent.state();
+    if last * BLOCK_BYTES > length {
+        // Should the extent be opened again, its last block goes on from zeros.
+        let within = (length % BLOCK_BYTES) as usize;
+        state.tail_crc = crc32c([0; BLOCK].get(..within).unwrap_or(&[]));
+    }
+    state.writes += 1;
+    Ok(())
+}
+
+/// What a seal makes possible: the last block, or the whole extent, may have been waiting for it.
+pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<(), StoreError> {
+    if is_all_dead(extent) {
+        let mut plan = Plan::default();
+        plan.remove(extent.id);
+        return execute(store, &plan);
+    }
+    let length = extent.state().length;
+    let last = length.saturating_sub(1) / BLOCK_BYTES;
+    if length > 0 && extent.state().is_freed(last) {
+        punch(store, extent, last * BLOCK_BYTES, length)?;
+    }
+    Ok(())
+}
+
+/// Takes an extent out of memory and its file out of the directory. The log has it already.
+fn remove(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+    let extent = write_lock(&store.extents).remove(&id);
+    if let Some(extent) = extent {
+        let _writer = lock(&extent.writer);
+        let _content = write_lock(&extent.content);
+        extent.set_removed();
+        store.disk.discard_file(store.partition, id);
+        lock(&extent.sums).clear();
+    }
+    match store.disk.files().remove(&extent_path(&store.directory, id)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(store.disk.write_failed("unlink", &error))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,283 @@
+//! What a partition remembers of freed ranges: one small file, appended to, compacted when full.
+//!
+//! ```text
+//! offset size field of a record of 32 bytes
+//!      0    4 CRC32C of the partition, the record's number, and bytes 4..32
+//!      4    4 kind: 1 dead, 2 removed, 3 cut
+//!      8    8 extent
+//!     16    8 dead: first byte; removed: number of ids from `extent` on; cut: the new end
+//!     24    8 dead: one past the last byte
+//! ```
+//!
+//! A record that does not verify is skipped and counted; records have fixed places, so the next one is
+//! found. Losing a record loses the permission to punch blocks that are dead in parts, or lets a
+//! removed extent be created again, but never hurts live bytes.
+//!
+//! The file is written ahead with zeros, so that freeing space works on a full disk.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use milpa_types::{ExtentId, PartitionId};
+use milpa_wire::frame::crc32c;
+
+use super::files::{StoreFile, StoreFiles};
+use super::format::{u32_at, u64_at};
+use super::ranges::Ranges;
+use super::{ExtentStore, StoreError};
+
+const RECORD_BYTES: usize = 32;
+/// Records that a new file has room for: 16 KiB.
+const CAPACITY_MIN: u64 = 512;
+const NAME: &str = "freed";
+const NAME_NEW: &str = "freed.new";
+
+/// One entry of the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Record {
+    Dead { extent: ExtentId, start: u64, end: u64 },
+    Removed { first: ExtentId, count: u64 },
+    Cut { extent: ExtentId, end: u64 },
+}
+
+impl Record {
+    fn encode(self, partition: PartitionId, number: u64) -> [u8; RECORD_BYTES] {
+        let (kind, extent, a, b) = match self {
+            Record::Dead { extent, start, end } => (1u32, extent, start, end),
+            Record::Removed { first, count } => (2, first, count, 0),
+            Record::Cut { extent, end } => (3, extent, end, 0),
+        };
+        let mut bytes = [0; RECORD_BYTES];
+        bytes[4..8].copy_from_slice(&kind.to_le_bytes());
+        bytes[8..16].copy_from_slice(&extent.0.to_le_bytes());
+        bytes[16..24].copy_from_slice(&a.to_le_bytes());
+        bytes[24..32].copy_from_slice(&b.to_le_bytes());
+        let crc = record_crc(&bytes, partition, number);
+        bytes[..4].copy_from_slice(&crc.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; RECORD_BYTES], partition: PartitionId, number: u64) -> Option<Record> {
+        if u32_at(bytes, 0) != record_crc(bytes, partition, number) {
+            return None;
+        }
+        let (extent, a, b) = (ExtentId(u64_at(bytes, 8)), u64_at(bytes, 16), u64_at(bytes, 24));
+        match u32_at(bytes, 4) {
+            1 => Some(Record::Dead { extent, start: a, end: b }),
+            2 => Some(Record::Removed { first: extent, count: a }),
+            3 => Some(Record::Cut { extent, end: a }),
+            _ => None,
+        }
+    }
+}
+
+fn record_crc(bytes: &[u8; RECORD_BYTES], partition: PartitionId, number: u64) -> u32 {
+    let mut covered = [0; RECORD_BYTES - 4 + 16];
+    covered[..8].copy_from_slice(&partition.0.to_le_bytes());
+    covered[8..16].copy_from_slice(&number.to_le_bytes());
+    covered[16..].copy_from_slice(&bytes[4..]);
+    crc32c(&covered)
+}
+
+/// The log, open.
+pub(super) struct FreedLog {
+    partition: PartitionId,
+    path: PathBuf,
+    file: Arc<dyn StoreFile>,
+    /// Number of the next record, and how many have room.
+    next: u64,
+    capacity: u64,
+    removed: Ranges,
+    /// Records that a full disk kept out; they go first next time.
+    pending: Vec<Record>,
+}
+
+/// What the log says when a partition is opened.
+pub(super) struct Loaded {
+    pub(super) log: FreedLog,
+    pub(super) dead: BTreeMap<ExtentId, Ranges>,
+    pub(super) damaged_records: u64,
+}
+
+impl FreedLog {
+    /// Opens the log, or makes an empty one.
+    pub(super) fn load(
+        files: &dyn StoreFiles,
+        directory: &Path,
+        partition: PartitionId,
+    ) -> io::Result<Loaded> {
+        let path = directory.join(NAME);
+        let file = match files.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let file = files.create(&path)?;
+                write_zeros(&*file, 0, CAPACITY_MIN)?;
+                file.sync()?;
+                files.sync_directory(directory)?;
+                file
+            }
+            opened => opened?,
+        };
+        let capacity = file.length()? / RECORD_BYTES as u64;
+        let removed = Ranges::default();
+        let pending = Vec::new();
+        let log = FreedLog { partition, path, file, next: 0, capacity, removed, pending };
+        let mut loaded = Loaded { log, dead: BTreeMap::new(), damaged_records: 0 };
+        loaded.replay()?;
+        Ok(loaded)
+    }
+
+    /// Whether an extent of this id was removed.
+    pub(super) fn is_removed(&self, id: ExtentId) -> bool {
+        self.removed.run_at(id.0).is_some()
+    }
+
+    /// The highest removed id below `end`.
+    pub(super) fn highest_removed(&self, end: u64) -> Option<u64> {
+        self.removed.iter().rev().find(|(low, _)| *low < end).map(|(_, high)| high.min(end) - 1)
+    }
+
+    /// Adds records, durably. Callers have changed their memory before: compaction reads it.
+    ///
+    /// # Errors
+    ///
+    /// `NoSpace`: dead ranges and removals are kept for the next call; a cut is not.
+    pub(super) fn append(
+        &mut self,
+        store: &ExtentStore,
+        records: &[Record],
+    ) -> Result<(), StoreError> {
+        for record in records {
+            if let Record::Removed { first, count } = record {
+                self.removed.insert(first.0, first.0.saturating_add(*count));
+            }
+        }
+        if records.is_empty() && self.pending.is_empty() {
+            return Ok(());
+        }
+        store.disk.check()?;
+        let mut all = std::mem::take(&mut self.pending);
+        all.extend_from_slice(records);
+        let written = self.write(store, &all);
+        if matches!(written, Err(StoreError::NoSpace)) {
+            all.retain(|record| !matches!(record, Record::Cut { .. }));
+            self.pending = all;
+        }
+        written
+    }
+
+    fn write(&mut self, store: &ExtentStore, records: &[Record]) -> Result<(), StoreError> {
+        let failed = |error| store.disk.write_failed("pwrite", &error);
+        if self.next + records.len() as u64 > self.capacity {
+            self.compact(store, records.len() as u64)?;
+        }
+        let encoded =
+            (self.next..).zip(records).map(|(n, record)| record.encode(self.partition, n));
+        let bytes: Vec<u8> = encoded.flatten().collect();
+        self.file.write_at(&bytes, self.next * RECORD_BYTES as u64).map_err(failed)?;
+        self.file.sync().map_err(|error| store.disk.sync_failed(&error))?;
+        self.next += records.len() as u64;
+        Ok(())
+    }
+
+    /// Writes what counts to a new file with room for as much again, and puts it in place.
+    fn compact(&mut self, store: &ExtentStore, extra: u64) -> Result<(), StoreError> {
+        let mut records: Vec<Record> = Vec::new();
+        for (low, high) in self.removed.iter() {
+            records.push(Record::Removed { first: ExtentId(low), count: high - low });
+        }
+        for extent in store.all_extents() {
+            let state = extent.state();
+            let dead = |(start, end)| Record::Dead { extent: extent.id, start, end };
+            records.extend(state.dead.iter().map(dead));
+        }
+        let capacity = (2 * (records.len() as u64 + extra)).max(CAPACITY_MIN);
+        let (files, path_new) = (store.disk.files(), self.path.with_file_name(NAME_NEW));
+        let failed = |error| store.disk.write_failed("compaction of the freed log", &error);
+        let encoded = (0..).zip(&records).map(|(n, record)| record.encode(self.partition, n));
+        let bytes: Vec<u8> = encoded.flatten().collect();
+
+        // Left over from a compaction that a crash ended.
+        match files.remove(&path_new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+        let file = files.create(&path_new).map_err(|error| store.disk.open_failed(&error))?;
+        write_zeros(&*file, 0, capacity).map_err(failed)?;
+        file.write_at(&bytes, 0).map_err(failed)?;
+        file.sync().map_err(|error| store.disk.sync_failed(&error))?;
+        files.rename(&path_new, &self.path).map_err(failed)?;
+        files.sync_directory(&store.directory).map_err(|error| store.disk.sync_failed(&error))?;
+        (self.file, self.next, self.capacity) = (file, records.len() as u64, capacity);
+        Ok(())
+    }
+}
+
+impl Loaded {
+    fn replay(&mut self) -> io::Result<()> {
+        let mut bytes = [0; RECORD_BYTES * 128];
+        for first in (0..self.log.capacity).step_by(128) {
+            self.log.file.read_at(&mut bytes, first * RECORD_BYTES as u64)?;
+            for (number, record) in (first..self.log.capacity).zip(bytes.as_chunks().0) {
+                if *record == [0; RECORD_BYTES] {
+                    continue;
+                }
+                self.log.next = number + 1;
+                match Record::decode(record, self.log.partition, number) {
+                    Some(record) => self.apply(record),
+                    None => self.damaged_records += 1,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn apply(&mut self, record: Record) {
+        match record {
+            Record::Dead { extent, start, end } => {
+                self.dead.entry(extent).or_default().insert(start, end);
+            }
+            Record::Removed { first, count } => {
+                self.log.removed.insert(first.0, first.0.saturating_add(count));
+            }
+            Record::Cut { extent, end } => {
+                if let Some(dead) = self.dead.get_mut(&extent) {
+                    dead.cut(end);
+                }
+            }
+        }
+    }
+}
+
+/// Really written, not only reserved: a later write into them needs no space.
+fn write_zeros(file: &dyn StoreFile, from: u64, records: u64) -> io::Result<()> {
+    let zeros = [0; RECORD_BYTES * 128];
+    let end = (from + records) * RECORD_BYTES as u64;
+    let mut at = from * RECORD_BYTES as u64;
+    while at < end {
+        let count = zeros.len().min((end - at) as usize);
+        file.write_at(zeros.get(..count).unwrap_or(&zeros), at)?;
+        at += count as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flipped_bit_of_a_record_is_noticed() {
+        let record = Record::Dead { extent: ExtentId(3), start: 100, end: 9_000 };
+        let bytes = record.encode(PartitionId(1), 5);
+        assert_eq!(Record::decode(&bytes, PartitionId(1), 5), Some(record));
+        assert_eq!(Record::decode(&bytes, PartitionId(1), 6), None, "misdirected");
+        assert_eq!(Record::decode(&bytes, PartitionId(2), 5), None, "another partition's");
+        for bit in 0..RECORD_BYTES * 8 {
+            let mut damaged = bytes;
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Record::decode(&damaged, PartitionId(1), 5), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,465 @@
+//! The extent store: the storage engine of one replica of one data partition (CFS 2.2.1 to 2.2.3).
+//!
+//! A partition is a directory with one file for each extent (`format`: data, checksums and header
+//! together), a log of freed ranges (`freed_log`) and a label. Large extents belong to
+//! one inode and start at offset zero; small extents hold pieces of many files ([`piece`]).
+//!
+//! The store is synchronous and `Send + Sync`: the data node calls it on disk threads. Appends to different extents,
+//! and reads, run in parallel.
+//!
+//! # Invariants
+//!
+//! * A byte is served only after its block matched its checksum, on every read.
+//! * What [`ExtentStore::flush`] reported stays, whatever is lost or torn afterwards (the argument
+//!   is in `format`).
+//! * What is there after a crash is a prefix of what was appended.
+//! * Space inside an extent is never used again; extent ids are never used again.
+//! * After a failed write or flush the whole disk is fenced: no flush is repeated in hope.
+//!
+//! # What is deliberately absent
+//!
+//! No network, no replication, no epochs (they are stored, not checked), no clock, no threads, no
+//! decision about repair. The commit offset is kept for reports and recovery only.
+//!
+//! | module | what |
+//! |---|---|
+//! | `format` | the extent file byte by byte, and why a crash cannot hurt it |
+//! | [`files`], [`memory_files`] | the only way to the disk, real and hostile |
+//! | [`disk`] | what the partitions of one disk share: fence, descriptors, checksum memory |
+//! | `extent` | one extent in memory, its locks |
+//! | `append`, `read`, `overwrite`, `flush`, `seal`, `free`, `scrub` | the operations |
+//! | `recover` | what is found when a partition is opened |
+//! | `freed_log`, `ranges` | dead ranges and removed extents |
+//! | [`piece`] | records in small extents |
+
+mod append;
+mod checksums;
+mod create;
+pub mod disk;
+mod error;
+mod extent;
+pub mod files;
+mod flush;
+mod format;
+mod free;
+mod freed_log;
+pub mod memory_files;
+mod overwrite;
+pub mod piece;
+mod ranges;
+mod read;
+mod recover;
+mod scrub;
+mod seal;
+mod sums;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use bytes::Bytes;
+use milpa_types::{Epoch, ExtentId, InodeId, PartitionId, SessionId};
+use milpa_wire::data::{ExtentDigest, ExtentState};
+
+pub use checksums::{Checksums, checksums_of};
+use disk::OpenFile;
+pub use disk::{StoreDisk, StoreLimits};
+pub use error::{OpenError, StoreError};
+use extent::{Entries, Extent};
+use freed_log::FreedLog;
+pub use recover::{ExtentRecovery, RecoveryReport};
+pub use scrub::Verified;
+
+/// What a new extent is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NewExtent {
+    /// Its id; one that was never used before.
+    pub id: ExtentId,
+    /// The epoch in which it will be appended.
+    pub epoch: Epoch,
+    /// The inode that owns it; 0 for a small extent.
+    pub inode: InodeId,
+    /// The session that writes it; 0 for a small extent.
+    pub session: SessionId,
+}
+
+/// An extent's state, with what its header knows besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExtentDetails {
+    /// As it travels.
+    pub state: ExtentState,
+    /// The inode that owns it; 0 for a small extent.
+    pub inode: InodeId,
+    /// The session that writes it; 0 for a small extent.
+    pub session: SessionId,
+    /// Bytes that are on the disk.
+    pub flushed: u64,
+}
+
+/// Verified bytes of an extent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBytes {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// As `DataAnswer::Bytes` wants them: the first covers bytes up to the next 4 KiB boundary of
+    /// the extent, the following ones a block each.
+    pub checksums: Vec<u32>,
+}
+
+/// Bytes for a replica that lacks them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepairBytes {
+    /// Bytes of freed blocks before the first byte: skip them ([`ExtentStore::append_hole`]).
+    pub hole: u64,
+    /// What follows the hole; empty if the hole fills the range.
+    pub stored: StoredBytes,
+}
+
+/// A range of an extent that no file refers to any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Freed {
+    /// Which extent.
+    pub extent: ExtentId,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes; `u64::MAX` removes the extent.
+    pub length: u64,
+}
+
+/// Whether an overwrite is new or repeated from the Raft log after a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwriting {
+    /// Blocks that are covered in part must be whole.
+    New,
+    /// A block of an overwritten extent that a crash left torn is completed: bytes that the
+    /// overwrite does not cover are taken as they are (see `format`).
+    Repeated,
+}
+
+/// The extent store of one partition.
+pub struct ExtentStore {
+    partition: PartitionId,
+    directory: PathBuf,
+    disk: Arc<StoreDisk>,
+    /// Ordered, so that reports are. Held only to look up.
+    extents: RwLock<BTreeMap<ExtentId, Arc<Extent>>>,
+    /// Dead ranges on disk, and the removed extents.
+    freed: Mutex<FreedLog>,
+    /// Which creations the directory holds durably.
+    entries: Entries,
+    /// Files without a readable header, found at the opening.
+    unreadable: Vec<ExtentId>,
+}
+
+impl ExtentStore {
+    /// Opens a partition's directory, or makes it, and recovers every extent in it.
+    ///
+    /// Reads all bytes that were perhaps not flushed, to find the longest valid prefix of each
+    /// extent. Damage among flushed bytes is reported and kept, never cut.
+    ///
+    /// # Errors
+    ///
+    /// The directory is unreadable or belongs to another partition.
+    pub fn open(
+        disk: &Arc<StoreDisk>,
+        directory: &Path,
+        partition: PartitionId,
+    ) -> Result<(ExtentStore, RecoveryReport), OpenError> {
+        recover::open(disk, directory, partition)
+    }
+
+    /// The partition.
+    #[must_use]
+    pub fn partition(&self) -> PartitionId {
+        self.partition
+    }
+
+    /// Makes an empty extent. Durable with its first flush.
+    ///
+    /// # Errors
+    ///
+    /// `Exists`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn create_extent(&self, new: NewExtent) -> Result<(), StoreError> {
+        create::create_extent(self, new)
+    }
+
+    /// Adds bytes at the end of an extent and returns the new length. In memory of the system,
+    /// not on disk: see [`ExtentStore::flush`].
+    ///
+    /// # Errors
+    ///
+    /// `OutOfOrder` unless `offset` is the end; `Full`; `Sealed`; `DamagedInTransit` if bytes and
+    /// checksums differ; `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`.
+    pub fn append(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+        checksums: Checksums<'_>,
+    ) -> Result<u64, StoreError> {
+        append::append(self, id, offset, bytes, checksums)
+    }
+
+    /// Adds freed blocks at the end of an extent: repair of a replica whose peers punched them.
+    /// `offset` and `length` are whole blocks.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::append`], and `Invalid`.
+    pub fn append_hole(&self, id: ExtentId, offset: u64, length: u64) -> Result<u64, StoreError> {
+        append::append_hole(self, id, offset, length)
+    }
+
+    /// Reads at most 1 MiB. Every block touched is verified. Freed blocks read as zeros.
+    ///
+    /// # Errors
+    ///
+    /// `Shorter` if the range ends beyond the replica's end; `Corrupt`, `ReadFailed`: repair the
+    /// block and read elsewhere; `NoExtent`, `Removed`, `Invalid`.
+    pub fn read(&self, id: ExtentId, offset: u64, length: u32) -> Result<StoredBytes, StoreError> {
+        read::read(self, id, offset, length)
+    }
+
+    /// As [`ExtentStore::read`], but skips freed blocks at the front and stops before the next
+    /// ones. The range is cut at the replica's end.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::read`].
+    pub fn read_for_repair(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        length: u64,
+    ) -> Result<RepairBytes, StoreError> {
+        read::read_for_repair(self, id, offset, length)
+    }
+
+    /// Replaces bytes in place, below the length. Before the first one the extent is durably
+    /// marked overwritten and its bytes are flushed. Freed blocks in the range are skipped.
+    ///
+    /// # Errors
+    ///
+    /// `Shorter`, `DamagedInTransit`, `Corrupt` if a block that is covered in part is damaged,
+    /// `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn overwrite(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+        checksums: Checksums<'_>,
+        overwriting: Overwriting,
+    ) -> Result<(), StoreError> {
+        overwrite::overwrite(self, id, offset, bytes, checksums, overwriting)
+    }
+
+    /// Marks an extent overwritten, durably, so that its reads go to the leader (DESIGN.md
+    /// section 5: on all members, before the first overwrite). Idempotent.
+    ///
+    /// # Errors
+    ///
+    /// `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn mark_overwritten(&self, id: ExtentId) -> Result<(), StoreError> {
+        overwrite::mark_overwritten(self, id)
+    }
+
+    /// Replaces damaged blocks by a peer's bytes: whole blocks from `offset`, the last up to the
+    /// extent's end.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` unless the range is whole blocks; else as [`ExtentStore::overwrite`].
+    pub fn repair_blocks(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+        checksums: Checksums<'_>,
+    ) -> Result<(), StoreError> {
+        overwrite::repair_blocks(self, id, offset, bytes, checksums)
+    }
+
+    /// Notes how many bytes all members have. Never goes back. Written down with the next flush.
+    ///
+    /// # Errors
+    ///
+    /// `NoExtent`, `Removed`.
+    pub fn set_commit(&self, id: ExtentId, offset: u64) -> Result<(), StoreError> {
+        let extent = self.extent(id)?;
+        let mut state = extent.state();
+        state.committed = state.committed.max(offset.min(state.length));
+        Ok(())
+    }
+
+    /// Ends the life of an extent as a target of appends: cuts it to `length`, if longer. A cut is
+    /// durable on return; a seal without a cut becomes durable with the next flush. Repeating it
+    /// is fine; a sealed extent may be cut again.
+    ///
+    /// # Errors
+    ///
+    /// `Shorter` if the replica lacks bytes (fill it first); `Corrupt` if the block in which it is
+    /// to be cut is damaged; `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn seal(&self, id: ExtentId, length: u64) -> Result<(), StoreError> {
+        seal::seal(self, id, length)
+    }
+
+    /// Opens a sealed extent again to be filled up to its peers' length; seal it afterwards.
+    ///
+    /// # Errors
+    ///
+    /// `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn reopen_for_repair(&self, id: ExtentId) -> Result<(), StoreError> {
+        seal::reopen_for_repair(self, id)
+    }
+
+    /// Returns when at least so many bytes of each extent are on the disk, with everything
+    /// overwritten before the call. Callers that meet share one fdatasync.
+    ///
+    /// # Errors
+    ///
+    /// `Shorter`, `NoExtent`, `Removed`, `NoSpace`, `Busy` if another flush takes too long;
+    /// `DiskFailed`: nothing is known of the unflushed bytes; never repeat it in hope.
+    pub fn flush(&self, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
+        flush::flush(self, extents)
+    }
+
+    /// Flushes every extent that needs it: before a clean stop, and in the background.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::flush`].
+    pub fn flush_all(&self) -> Result<(), StoreError> {
+        let dirty: Vec<_> = self.unflushed().into_iter().map(|id| (id, 0)).collect();
+        match flush::flush(self, &dirty) {
+            Err(StoreError::Removed | StoreError::NoExtent) => Ok(()),
+            other => other,
+        }
+    }
+
+    /// Extents with bytes that no flush has covered yet. Flush them in the background: what was
+    /// never flushed can be cut by a power failure, and must be read when the partition is opened.
+    #[must_use]
+    pub fn unflushed(&self) -> Vec<ExtentId> {
+        let all = self.all_extents();
+        all.iter().filter(|extent| extent.state().is_dirty()).map(|extent| extent.id).collect()
+    }
+
+    /// Gives back the disk space of ranges that no file refers to any more. Durable on return
+    /// (one flush of the partition's freed log for all of them); idempotent; unknown extents are
+    /// no error. A sealed extent that is dead in all its bytes is removed.
+    ///
+    /// # Errors
+    ///
+    /// `DiskFailed`.
+    pub fn free(&self, ranges: &[Freed]) -> Result<(), StoreError> {
+        free::free(self, ranges)
+    }
+
+    /// The pieces of a small extent that are not freed, from `from` (0, or where the last call
+    /// ended), at most `limit`. Returns them and where to go on; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::read`], and `Invalid` for a large extent.
+    pub fn live_pieces(
+        &self,
+        id: ExtentId,
+        from: u64,
+        limit: usize,
+    ) -> Result<(Vec<piece::Piece>, Option<u64>), StoreError> {
+        piece::live_pieces(self, id, from, limit)
+    }
+
+    /// State of these extents, or of all if empty. Unknown ones are left out.
+    #[must_use]
+    pub fn states(&self, ids: &[ExtentId]) -> Vec<ExtentState> {
+        self.details(ids).into_iter().map(|details| details.state).collect()
+    }
+
+    /// As [`ExtentStore::states`], with the owners.
+    #[must_use]
+    pub fn details(&self, ids: &[ExtentId]) -> Vec<ExtentDetails> {
+        scrub::details(self, ids)
+    }
+
+    /// Number of extents.
+    #[must_use]
+    pub fn extent_count(&self) -> u64 {
+        read_lock(&self.extents).len() as u64
+    }
+
+    /// Highest id ever used among large (`false`) or small (`true`) extents, removed ones
+    /// included: the next extent gets a higher one.
+    #[must_use]
+    pub fn highest_id(&self, small: bool) -> Option<ExtentId> {
+        scrub::highest_id(self, small)
+    }
+
+    /// Bytes allocated on disk by the partition's extents. One stat(2) for each extent.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        self.states(&[]).iter().map(|state| state.allocated).sum()
+    }
+
+    /// A hash over the checksums of an extent's blocks up to `length`, or to the commit offset if
+    /// `None`; freed blocks count as zeros. Equal extents of two replicas have equal digests.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::read`].
+    pub fn digest(&self, id: ExtentId, length: Option<u64>) -> Result<ExtentDigest, StoreError> {
+        scrub::digest(self, id, length)
+    }
+
+    /// Re-reads blocks and verifies them: at most `blocks_max` from block `from`.
+    ///
+    /// # Errors
+    ///
+    /// `NoExtent`, `Removed`, `Busy`. Damage is a result, not an error.
+    pub fn verify(&self, id: ExtentId, from: u64, blocks_max: u64) -> Result<Verified, StoreError> {
+        scrub::verify(self, id, from, blocks_max)
+    }
+
+    fn extent(&self, id: ExtentId) -> Result<Arc<Extent>, StoreError> {
+        if let Some(extent) = read_lock(&self.extents).get(&id) {
+            return Ok(Arc::clone(extent));
+        }
+        let removed = lock(&self.freed).is_removed(id);
+        Err(if removed { StoreError::Removed } else { StoreError::NoExtent })
+    }
+
+    /// The extent's file, opened if it is not.
+    fn file(&self, extent: &Extent) -> Result<Arc<OpenFile>, StoreError> {
+        let path = || extent_path(&self.directory, extent.id);
+        let opened = self.disk.open_file(self.partition, extent.id, path);
+        opened.map_err(|error| match error.kind() {
+            // Removed by another thread since it was looked up.
+            std::io::ErrorKind::NotFound if extent.check().is_err() => StoreError::Removed,
+            _ => self.disk.open_failed(&error),
+        })
+    }
+
+    fn all_extents(&self) -> Vec<Arc<Extent>> {
+        read_lock(&self.extents).values().cloned().collect()
+    }
+}
+
+/// The file of an extent.
+fn extent_path(directory: &Path, id: ExtentId) -> PathBuf {
+    directory.join(format!("{:016x}.extent", id.0))
+}
+
+/// Locks; a thread that panicked while it held the lock left plain data behind.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn read_lock<T>(lock: &RwLock<T>) -> std::sync::RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write_lock<T>(lock: &RwLock<T>) -> std::sync::RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,234 @@
+//! Bytes replaced in place: overwrites from the Raft log, and repair of damaged blocks.
+
+use std::sync::Arc;
+
+use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_wire::data::TRANSFER_BYTES_MAX;
+use milpa_wire::frame::crc32c;
+
+use super::disk::OpenFile;
+use super::extent::{Extent, State, Writer};
+use super::format::{BLOCK, Slot, block_count, slot_offset};
+use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock};
+
+/// New bytes and where they go.
+struct Patch<'a> {
+    offset: u64,
+    bytes: &'a [u8],
+    checksums: Checksums<'a>,
+    overwriting: Overwriting,
+}
+
+impl Patch<'_> {
+    fn end(&self) -> u64 {
+        self.offset.saturating_add(self.bytes.len() as u64)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        if self.bytes.is_empty() || self.bytes.len() > TRANSFER_BYTES_MAX {
+            return Err(StoreError::Invalid("an overwrite has 1 byte to 1 MiB"));
+        }
+        self.checksums.verify(self.bytes)
+    }
+}
+
+pub(super) fn overwrite(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    bytes: &[u8],
+    checksums: Checksums<'_>,
+    overwriting: Overwriting,
+) -> Result<(), StoreError> {
+    let patch = Patch { offset, bytes, checksums, overwriting };
+    patch.check()?;
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    if !is_ready(&extent.state(), patch.end()) {
+        // The turn comes before the writer lock.
+        drop(writer);
+        let turn = extent.take_turn()?;
+        writer = lock(&extent.writer);
+        extent.check()?;
+        if !is_ready(&extent.state(), patch.end()) {
+            flush::run(store, &extent, &turn)?;
+            mark(store, &extent, &turn, &file)?;
+        }
+    }
+    extent.check()?;
+    replace(store, &extent, &file, &mut writer, &patch)
+}
+
+/// Whether the extent is durably marked, and all blocks up to `end` are durably below the floor.
+fn is_ready(state: &State, end: u64) -> bool {
+    let blocks_end = end.next_multiple_of(BLOCK_BYTES);
+    state.overwritten && state.floor >= blocks_end.min(state.length)
+}
+
+/// Flushes a header that says overwritten, and how far the extent is on disk.
+fn mark(
+    store: &ExtentStore,
+    extent: &Extent,
+    turn: &super::extent::TurnGuard<'_>,
+    file: &OpenFile,
+) -> Result<(), StoreError> {
+    let mut marked = extent.state().clone_for_header();
+    marked.overwritten = true;
+    turn.write_header(&store.disk, file, &marked, false)?;
+    turn.sync(&store.disk, file)?;
+    let mut state = extent.state();
+    state.overwritten = true;
+    state.floor = marked.flushed;
+    Ok(())
+}
+
+pub(super) fn mark_overwritten(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let turn = extent.take_turn()?;
+    extent.check()?;
+    if extent.state().overwritten {
+        return Ok(());
+    }
+    let file = store.file(&extent)?;
+    mark(store, &extent, &turn, &file)
+}
+
+pub(super) fn repair_blocks(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    bytes: &[u8],
+    checksums: Checksums<'_>,
+) -> Result<(), StoreError> {
+    let patch = Patch { offset, bytes, checksums, overwriting: Overwriting::New };
+    patch.check()?;
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    let length = extent.state().length;
+    if offset % BLOCK_BYTES != 0 || patch.end() % BLOCK_BYTES != 0 && patch.end() != length {
+        return Err(StoreError::Invalid("a repair covers whole blocks"));
+    }
+    replace(store, &extent, &file, &mut writer, &patch)
+}
+
+/// Replaces bytes run by run of blocks that are not freed. The writer lock keeps the length.
+fn replace(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    writer: &mut Writer,
+    patch: &Patch<'_>,
+) -> Result<(), StoreError> {
+    let _content = write_lock(&extent.content);
+    let length = extent.state().length;
+    if patch.end() > length {
+        return Err(StoreError::Shorter { length });
+    }
+    let last = block_count(patch.end());
+    let mut block = patch.offset / BLOCK_BYTES;
+    while block < last {
+        let end = {
+            let state = extent.state();
+            let is_freed = state.is_freed(block);
+            let end = (block..last).find(|next| state.is_freed(*next) != is_freed).unwrap_or(last);
+            if is_freed {
+                block = end;
+                continue;
+            }
+            end
+        };
+        replace_run(store, extent, file, writer, patch, block..end)?;
+        block = end;
+    }
+    Ok(())
+}
+
+fn replace_run(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    writer: &mut Writer,
+    patch: &Patch<'_>,
+    blocks: std::ops::Range<u64>,
+) -> Result<(), StoreError> {
+    let length = extent.state().length;
+    writer.slots.clear();
+    let mut last_crc = 0;
+    for block in blocks.clone() {
+        let (crc, block_length) = patched_crc(store, extent, file, patch, block, length)?;
+        let slot = Slot::Live { crc, length: block_length };
+        writer.slots.extend_from_slice(&slot.encode(extent.place, block).to_le_bytes());
+        last_crc = crc;
+    }
+    let start = patch.offset.max(blocks.start * BLOCK_BYTES);
+    let end = patch.end().min(blocks.end * BLOCK_BYTES);
+    let failed = |error| store.disk.write_failed("pwrite", &error);
+    extent.state().writes += 1;
+    file.write_at(part(patch, start, end), start).map_err(failed)?;
+    file.write_at(&writer.slots, slot_offset(blocks.start)).map_err(failed)?;
+    extent.slots_written(&store.disk, blocks.start, &writer.slots, false);
+    let mut state = extent.state();
+    if blocks.end * BLOCK_BYTES > length {
+        state.tail_crc = last_crc;
+    }
+    Ok(())
+}
+
+/// The part of the new bytes that lies in `[start, end)` of the extent.
+fn part<'a>(patch: &Patch<'a>, start: u64, end: u64) -> &'a [u8] {
+    let (low, high) = (start - patch.offset, end - patch.offset);
+    patch.bytes.get(low as usize..high as usize).unwrap_or(&[])
+}
+
+/// CRC and length of a block as it will be.
+fn patched_crc(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    patch: &Patch<'_>,
+    block: u64,
+    length: u64,
+) -> Result<(u32, u16), StoreError> {
+    let block_start = block * BLOCK_BYTES;
+    let block_end = length.min(block_start + BLOCK_BYTES);
+    let block_length = (block_end - block_start) as u16;
+    let (start, end) = (patch.offset.max(block_start), patch.end().min(block_end));
+    let piece = part(patch, start, end);
+    if piece.len() == usize::from(block_length) {
+        return Ok((crc32c(piece), block_length));
+    }
+    let mut bytes = kept_bytes(store, extent, file, patch.overwriting, block)?;
+    debug_assert!(bytes.len() <= BLOCK, "one block was read");
+    let within = (start - block_start) as usize;
+    let target = bytes.get_mut(within..within + piece.len());
+    target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
+    Ok((crc32c(&bytes), block_length))
+}
+
+/// The bytes of a block that is covered in part. See `Overwriting::Repeated` and `format` for the
+/// one case in which they need not match their checksum.
+fn kept_bytes(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    overwriting: Overwriting,
+    block: u64,
+) -> Result<Vec<u8>, StoreError> {
+    let mut bytes = Vec::new();
+    let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
+    let is_torn =
+        read::serve(slots.first().copied().unwrap_or(Slot::Damaged), &mut bytes).is_none();
+    if is_torn && overwriting == Overwriting::New {
+        return Err(StoreError::Corrupt { block });
+    }
+    if is_torn {
+        tracing::info!(extent = extent.id.0, block, "completed a block that a crash left torn");
+    }
+    Ok(bytes)
+}

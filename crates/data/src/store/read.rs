@@ -1,0 +1,168 @@
+//! Reading: one read of the blocks that are touched, each verified, every time.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_wire::data::TRANSFER_BYTES_MAX;
+use milpa_wire::frame::crc32c;
+
+use super::disk::OpenFile;
+use super::extent::Extent;
+use super::format::{BLOCK, Slot, block_count};
+use super::{ExtentStore, RepairBytes, StoreError, StoredBytes, read_lock};
+
+pub(super) fn read(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u32,
+) -> Result<StoredBytes, StoreError> {
+    if length as usize > TRANSFER_BYTES_MAX {
+        return Err(StoreError::Invalid("a read has at most 1 MiB"));
+    }
+    let extent = store.extent(id)?;
+    let file = store.file(&extent)?;
+    let _content = read_lock(&extent.content);
+    extent.check()?;
+    read_range(store, &extent, &file, offset, length as usize)
+}
+
+pub(super) fn read_for_repair(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<RepairBytes, StoreError> {
+    let extent = store.extent(id)?;
+    let file = store.file(&extent)?;
+    let _content = read_lock(&extent.content);
+    extent.check()?;
+    let (start, end) = {
+        let state = extent.state();
+        if offset > state.length {
+            return Err(StoreError::Shorter { length: state.length });
+        }
+        let end = state.length.min(offset.saturating_add(length));
+        let is_freed = |block: &u64| state.is_freed(*block);
+        let blocks = offset / BLOCK_BYTES..block_count(end);
+        let live = blocks.clone().find(|block| !is_freed(block)).unwrap_or(blocks.end);
+        let start = (live * BLOCK_BYTES).clamp(offset, end);
+        let cap = end.min(start + TRANSFER_BYTES_MAX as u64);
+        let hole = (live..block_count(cap)).find(is_freed);
+        (start, hole.map_or(cap, |block| block * BLOCK_BYTES).max(start))
+    };
+    let stored = read_range(store, &extent, &file, start, (end - start) as usize)?;
+    Ok(RepairBytes { hole: start - offset, stored })
+}
+
+/// The caller holds the content lock.
+fn read_range(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    offset: u64,
+    length: usize,
+) -> Result<StoredBytes, StoreError> {
+    let held = extent.state().length;
+    let end = offset.checked_add(length as u64).filter(|end| *end <= held);
+    let end = end.ok_or(StoreError::Shorter { length: held })?;
+    if length == 0 {
+        return Ok(StoredBytes { bytes: Bytes::new(), checksums: Vec::new() });
+    }
+    let first = offset / BLOCK_BYTES;
+    let count = block_count(end) - first;
+    let mut buffer = Vec::new();
+    let slots = read_blocks(store, extent, file, first, count, &mut buffer)?;
+    for ((block, slot), bytes) in (first..).zip(&slots).zip(buffer.chunks_mut(BLOCK)) {
+        serve(*slot, bytes).ok_or(StoreError::Corrupt { block })?;
+    }
+
+    let start = (offset - first * BLOCK_BYTES) as usize;
+    let whole = Bytes::from(buffer);
+    let available = whole.len();
+    if start + length > available {
+        // The last block is shorter on disk than the extent is long.
+        return Err(StoreError::Corrupt { block: first + count - 1 });
+    }
+    let mut checksums = Vec::with_capacity(slots.len());
+    for (index, slot) in slots.iter().enumerate() {
+        let block = index * BLOCK..available.min((index + 1) * BLOCK);
+        let piece = block.start.max(start)..block.end.min(start + length);
+        let known = match slot {
+            Slot::Live { crc, .. } if piece == block => Some(*crc),
+            _ => None,
+        };
+        let bytes = || whole.get(piece.clone()).unwrap_or(&[]);
+        checksums.push(known.unwrap_or_else(|| crc32c(bytes())));
+    }
+    Ok(StoredBytes { bytes: whole.slice(start..start + length), checksums })
+}
+
+/// Reads blocks, not yet verified, and what is known of them.
+pub(super) fn read_blocks(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    first: u64,
+    count: u64,
+    buffer: &mut Vec<u8>,
+) -> Result<Vec<Slot>, StoreError> {
+    // The state before the slots: it names the one slot that may change meanwhile.
+    let (tail, length, freed) = {
+        let state = extent.state();
+        let blocks = first..first + count;
+        let freed: Vec<u64> = match state.dead.is_empty() {
+            true => Vec::new(),
+            false => blocks.filter(|block| state.is_freed(*block)).collect(),
+        };
+        (state.tail(), state.length, freed)
+    };
+    let failed = |source| StoreError::ReadFailed { block: first, source };
+    let mut slots = extent.slots(&store.disk, file, first, count).map_err(failed)?;
+    let mut put = |block: u64, slot: Slot| {
+        let index = block.checked_sub(first).and_then(|index| usize::try_from(index).ok());
+        if let Some(target) = index.and_then(|index| slots.get_mut(index)) {
+            *target = slot;
+        }
+    };
+    if let Some((block, slot)) = tail {
+        put(block, slot);
+    }
+    for block in freed {
+        let block_length = (length - block * BLOCK_BYTES).min(BLOCK_BYTES);
+        put(block, Slot::Freed { length: block_length as u16 });
+    }
+    let end = length.min((first + count) * BLOCK_BYTES);
+    buffer.resize(end.saturating_sub(first * BLOCK_BYTES) as usize, 0);
+    file.read_at(buffer, first * BLOCK_BYTES).map_err(failed)?;
+    Ok(slots)
+}
+
+/// Whether a block's bytes are what its slot says; those of a freed one become zeros.
+pub(super) fn serve(slot: Slot, bytes: &mut [u8]) -> Option<()> {
+    match slot {
+        Slot::Live { crc, length } if usize::from(length) == bytes.len() => {
+            (crc32c(bytes) == crc).then_some(())
+        }
+        Slot::Freed { .. } => {
+            bytes.fill(0);
+            Some(())
+        }
+        _ => None,
+    }
+}
+
+/// The valid bytes of one block.
+pub(super) fn verified_block(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    block: u64,
+) -> Result<Vec<u8>, StoreError> {
+    let mut buffer = Vec::new();
+    let slots = read_blocks(store, extent, file, block, 1, &mut buffer)?;
+    let slot = slots.first().copied().unwrap_or(Slot::Damaged);
+    serve(slot, &mut buffer).ok_or(StoreError::Corrupt { block })?;
+    Ok(buffer)
+}

@@ -1,0 +1,335 @@
+//! Opening a partition: what the disk holds after whatever happened.
+//!
+//! Below the floor (bytes that a completed flush had covered) a block that does not verify is
+//! damage: it stays part of the extent, is reported, and is repaired from a peer. Above it, the
+//! longest prefix of verifying blocks counts, whatever lies behind. Nothing is cut here: that happens before
+//! the next append, or by [`super::ExtentStore::seal`].
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, RwLock};
+
+use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
+use milpa_wire::frame::crc32c;
+
+use super::disk::StoreDisk;
+use super::extent::{Entries, Extent, ExtentParts, State};
+use super::files::StoreFile;
+use super::format::{
+    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot,
+    slot_offset, u32_at, u64_at,
+};
+use super::freed_log::FreedLog;
+use super::ranges::Ranges;
+use super::{ExtentStore, OpenError, extent_path, lock, seal, write_lock};
+
+const LABEL: &str = "label";
+const LABEL_NEW: &str = "label.new";
+const LABEL_BYTES: usize = 32;
+const LABEL_MAGIC: [u8; 8] = *b"MLPSTOR1";
+/// Blocks read at once while a prefix is looked for: 256 KiB.
+const STRIDE: u64 = 64;
+
+/// What [`ExtentStore::open`] found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecoveryReport {
+    /// Every extent, in order of ids.
+    pub extents: Vec<ExtentRecovery>,
+    /// Files without a readable header. They are kept for inspection and not served; their ids count as
+    /// used. Free them as a whole once a peer has replaced them.
+    pub unreadable: Vec<ExtentId>,
+    /// Extents that were created but never flushed, and came back without a header: removed.
+    pub vanished: Vec<ExtentId>,
+    /// Records of the freed log that did not verify: torn at a crash, or rotten.
+    pub damaged_records: u64,
+}
+
+/// What was found of one extent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ExtentRecovery {
+    /// Which.
+    pub extent: ExtentId,
+    /// The longest valid prefix in bytes; never below `flushed`.
+    pub length: u64,
+    /// Bytes that were certainly on disk before.
+    pub flushed: u64,
+    /// The commit offset as far as it was written down. If above `length`, committed but unflushed bytes
+    /// are missing: fetch them from a peer.
+    pub committed: u64,
+    /// The length at which it was sealed. If above `length`, as for `committed`.
+    pub sealed_at: Option<u64>,
+    /// Whether it was overwritten in place: overwrites since the last flush must be repeated.
+    pub overwritten: bool,
+    /// Blocks among the flushed ones that were looked at and do not verify: repair them. Only the last one is looked at
+    /// here; reads and scrubs verify the others.
+    pub damaged: Vec<u64>,
+}
+
+pub(super) fn open(
+    disk: &Arc<StoreDisk>,
+    directory: &Path,
+    partition: PartitionId,
+) -> Result<(ExtentStore, RecoveryReport), OpenError> {
+    let failed = |action, path: &Path| {
+        let path = path.to_owned();
+        move |source| OpenError::Io { action, path, source }
+    };
+    let files = disk.files();
+    files.create_directory(directory).map_err(failed("create", directory))?;
+    let names = files.list(directory).map_err(failed("list", directory))?;
+    check_label(disk, directory, partition, &names)?;
+    // Names that a crashed process created may not be on the disk yet.
+    files.sync_directory(directory).map_err(failed("flush", directory))?;
+    let loaded = FreedLog::load(files, directory, partition)
+        .map_err(failed("read the freed log of", directory))?;
+
+    let mut report =
+        RecoveryReport { damaged_records: loaded.damaged_records, ..RecoveryReport::default() };
+    let mut store = ExtentStore {
+        partition,
+        directory: directory.to_owned(),
+        disk: Arc::clone(disk),
+        extents: RwLock::new(BTreeMap::new()),
+        freed: Mutex::new(loaded.log),
+        entries: Entries::default(),
+        unreadable: Vec::new(),
+    };
+    let mut dead = loaded.dead;
+    for id in names.iter().filter_map(|name| extent_of(name)) {
+        let path = extent_path(directory, id);
+        if lock(&store.freed).is_removed(id) {
+            files.remove(&path).map_err(failed("remove", &path))?;
+            continue;
+        }
+        let dead = dead.remove(&id).unwrap_or_default();
+        match recover_extent(&store, id, dead) {
+            Ok(Found::Extent(found)) => report.extents.push(found),
+            Ok(Found::NeverFlushed) => {
+                files.remove(&path).map_err(failed("remove", &path))?;
+                report.vanished.push(id);
+            }
+            Ok(Found::Unreadable) => report.unreadable.push(id),
+            Err(error) => {
+                tracing::warn!(extent = id.0, %error, "extent cannot be read");
+                report.unreadable.push(id);
+            }
+        }
+    }
+    store.unreadable.clone_from(&report.unreadable);
+    Ok((store, report))
+}
+
+/// The extent whose file has this name.
+fn extent_of(name: &str) -> Option<ExtentId> {
+    let digits = name.strip_suffix(".extent").filter(|digits| digits.len() == 16)?;
+    let id = u64::from_str_radix(digits, 16).ok()?;
+    // Only the spelling that we write: one id, one file.
+    (format!("{id:016x}") == digits).then_some(ExtentId(id))
+}
+
+/// Refuses a directory of another partition; labels an empty one.
+fn check_label(
+    disk: &StoreDisk,
+    directory: &Path,
+    partition: PartitionId,
+    names: &[String],
+) -> Result<(), OpenError> {
+    let path = directory.join(LABEL);
+    let failed = |source| OpenError::Io { action: "read or write", path: path.clone(), source };
+    let bad = |reason| OpenError::BadLabel { path: directory.to_owned(), reason };
+    if !names.iter().any(|name| name == LABEL) {
+        if names.iter().any(|name| extent_of(name).is_some()) {
+            return Err(bad("it has extents but no label"));
+        }
+        return write_label(disk, directory, partition).map_err(failed);
+    }
+    let mut bytes = [0; LABEL_BYTES];
+    let file = disk.files().open(&path).map_err(failed)?;
+    file.read_at(&mut bytes, 0).map_err(failed)?;
+    if bytes[..8] != LABEL_MAGIC {
+        return Err(bad("its label is damaged, or of another version"));
+    }
+    if u32_at(&bytes, 16) != crc32c(&bytes[..16]) {
+        return Err(bad("its label is damaged"));
+    }
+    let found = PartitionId(u64_at(&bytes, 8));
+    if found != partition {
+        let path = directory.to_owned();
+        return Err(OpenError::WrongPartition { path, found, expected: partition });
+    }
+    Ok(())
+}
+
+fn write_label(disk: &StoreDisk, directory: &Path, partition: PartitionId) -> io::Result<()> {
+    let mut bytes = [0; LABEL_BYTES];
+    bytes[..8].copy_from_slice(&LABEL_MAGIC);
+    bytes[8..16].copy_from_slice(&partition.0.to_le_bytes());
+    let crc = crc32c(&bytes[..16]);
+    bytes[16..20].copy_from_slice(&crc.to_le_bytes());
+    let (files, path_new) = (disk.files(), directory.join(LABEL_NEW));
+    match files.remove(&path_new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let file = files.create(&path_new)?;
+    file.write_at(&bytes, 0)?;
+    file.sync()?;
+    files.rename(&path_new, &directory.join(LABEL))?;
+    files.sync_directory(directory)
+}
+
+enum Found {
+    Extent(ExtentRecovery),
+    NeverFlushed,
+    Unreadable,
+}
+
+fn recover_extent(store: &ExtentStore, id: ExtentId, dead: Ranges) -> io::Result<Found> {
+    let file = store.disk.files().open(&extent_path(&store.directory, id))?;
+    let mut slots = [0; 2 * HEADER_STRIDE as usize];
+    file.read_at(&mut slots, HEADER_OFFSET)?;
+    let (first, second) = slots.split_at(HEADER_STRIDE as usize);
+    let decode = |bytes: &[u8], slot: u32| {
+        Header::decode(bytes.first_chunk::<HEADER_BYTES>()?, slot, store.partition, id)
+    };
+    let headers = [decode(first, 0), decode(second, 1)];
+    let newest = (0..).zip(headers).filter_map(|(slot, header)| Some((slot, header?)));
+    let Some((slot, header)) = newest.max_by_key(|(_, header)| header.sequence) else {
+        // A flushed extent has a header. Zeros: it was never flushed. Anything else: damage.
+        let is_blank = slots.iter().all(|byte| *byte == 0);
+        return Ok(if is_blank { Found::NeverFlushed } else { Found::Unreadable });
+    };
+    let scan = Scan { file: &*file, place: Place::new(store.partition, id), header, headers, dead };
+    let found = scan.run()?;
+    let mut dead = scan.dead;
+    dead.cut(found.length);
+    let is_short = header.sealed && found.length < header.length;
+    let state = State {
+        length: found.length,
+        tail_crc: found.tail_crc,
+        flushed: header.floor.min(found.length),
+        // The header may be in the system's memory only.
+        floor: 0,
+        committed: header.committed.min(found.length),
+        sealed: header.sealed,
+        overwritten: header.overwritten,
+        dead,
+        writes: 1,
+        flushed_writes: u64::from(header.sealed && header.floor == found.length),
+    };
+    let needs_cut = !header.sealed || is_short || header.cut_pending;
+    let parts = ExtentParts { header, slot, entry: 0, state, recovered: true, needs_cut };
+    let extent = Arc::new(Extent::new(parts));
+    write_lock(&store.extents).insert(id, Arc::clone(&extent));
+    if header.cut_pending && !is_short {
+        // A crash came between the decision to cut and its end. Should it fail now, the length
+        // is right all the same, and a later seal tries again.
+        if let Err(error) = seal::seal(store, id, header.length) {
+            tracing::warn!(extent = id.0, %error, "cut could not be completed");
+        }
+    }
+    Ok(Found::Extent(ExtentRecovery {
+        extent: id,
+        length: found.length,
+        flushed: header.floor.min(found.length),
+        committed: header.committed,
+        sealed_at: header.sealed.then_some(header.length),
+        overwritten: header.overwritten,
+        damaged: found.damaged,
+    }))
+}
+
+/// The search for the longest valid prefix.
+struct Scan<'a> {
+    file: &'a dyn StoreFile,
+    place: Place,
+    /// The newest header.
+    header: Header,
+    /// Both, for what they know of a partial block.
+    headers: [Option<Header>; 2],
+    dead: Ranges,
+}
+
+struct Prefix {
+    length: u64,
+    tail_crc: u32,
+    damaged: Vec<u64>,
+}
+
+impl Scan<'_> {
+    fn run(&self) -> io::Result<Prefix> {
+        let limit = if self.header.sealed { self.header.length } else { EXTENT_BYTES_MAX };
+        let floor = self.header.floor.min(limit);
+        let mut prefix = Prefix { length: 0, tail_crc: 0, damaged: Vec::new() };
+        let mut block = floor / BLOCK_BYTES;
+        prefix.length = block * BLOCK_BYTES;
+        let mut data = vec![0; STRIDE as usize * BLOCK];
+        let mut slots = [0; STRIDE as usize * SLOT_BYTES];
+        'scan: while block * BLOCK_BYTES < limit {
+            self.file.read_at(&mut slots, slot_offset(block))?;
+            if self.ends_at(block, &slots) {
+                break;
+            }
+            self.file.read_at(&mut data, block * BLOCK_BYTES)?;
+            for (raw, bytes) in slots.as_chunks::<SLOT_BYTES>().0.iter().zip(data.chunks(BLOCK)) {
+                let start = block * BLOCK_BYTES;
+                let bytes = bytes.get(..(limit - start).min(BLOCK_BYTES) as usize).unwrap_or(bytes);
+                let valid = self.valid_bytes(block, u64::from_le_bytes(*raw), bytes);
+                prefix.length = start + valid as u64;
+                prefix.tail_crc = crc32c(bytes.get(..valid).unwrap_or(bytes));
+                block += 1;
+                if valid < BLOCK || prefix.length == limit {
+                    break 'scan;
+                }
+            }
+        }
+        if prefix.length < floor {
+            self.keep_damaged_tail(floor, &mut prefix)?;
+        }
+        Ok(prefix)
+    }
+
+    /// Whether nothing is known of the block at all: the ordinary end, found without reading data.
+    fn ends_at(&self, block: u64, slots: &[u8]) -> bool {
+        u64_at(slots, 0) == 0
+            && !self
+                .headers
+                .iter()
+                .flatten()
+                .any(|header| header.tail().is_some_and(|t| t.0 == block))
+            && self.dead.run_at(block * BLOCK_BYTES).is_none()
+    }
+
+    /// How many bytes of a block are valid: the longest candidate that verifies.
+    fn valid_bytes(&self, block: u64, raw: u64, bytes: &[u8]) -> usize {
+        let start = block * BLOCK_BYTES;
+        if self.dead.covers(start, start + bytes.len() as u64) {
+            return bytes.len();
+        }
+        let slot = match Slot::decode(raw, self.place, block) {
+            Slot::Freed { length } => return usize::from(length).min(bytes.len()),
+            Slot::Live { crc, length } => Some((crc, usize::from(length))),
+            Slot::Empty | Slot::Damaged => None,
+        };
+        let tails = self.headers.iter().flatten().filter_map(Header::tail);
+        let tails =
+            tails.filter(|tail| tail.0 == block).map(|(_, length, crc)| (crc, length.into()));
+        let verifies = |(crc, length): &(u32, usize)| {
+            bytes.get(..*length).is_some_and(|prefix| crc32c(prefix) == *crc)
+        };
+        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
+    }
+
+    /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;
+    /// the CRC is chosen not to match, so that they are not served.
+    fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
+        let block = floor / BLOCK_BYTES;
+        let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
+        self.file.read_at(&mut bytes, block * BLOCK_BYTES)?;
+        prefix.length = floor;
+        prefix.tail_crc = !crc32c(&bytes);
+        prefix.damaged.push(block);
+        Ok(())
+    }
+}

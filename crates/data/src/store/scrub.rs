@@ -1,0 +1,165 @@
+//! Looking at extents without changing them: states, digests, verification.
+
+use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_wire::data::{ExtentDigest, ExtentState};
+use milpa_wire::frame::crc32c;
+
+use super::extent::Extent;
+use super::format::{BLOCK, Slot, block_count};
+use super::{ExtentDetails, ExtentStore, StoreError, extent_path, lock, read, read_lock};
+
+/// What a scrub found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Blocks looked at.
+    pub blocks: u64,
+    /// Blocks that do not match their checksums, or cannot be read.
+    pub damaged: Vec<u64>,
+    /// Where to go on; `None` at the end of the extent.
+    pub next: Option<u64>,
+}
+
+/// Blocks verified with one read: 256 KiB, so that a slow scrub hardly delays others.
+const STRIDE: u64 = 64;
+
+pub(super) fn verify(
+    store: &ExtentStore,
+    id: ExtentId,
+    from: u64,
+    blocks_max: u64,
+) -> Result<Verified, StoreError> {
+    let extent = store.extent(id)?;
+    let file = store.file(&extent)?;
+    let mut found = Verified::default();
+    let mut block = from;
+    let end = from.saturating_add(blocks_max);
+    loop {
+        let _content = read_lock(&extent.content);
+        extent.check()?;
+        let last = block_count(extent.state().length);
+        if block >= last {
+            return Ok(found);
+        }
+        if block >= end {
+            found.next = Some(block);
+            return Ok(found);
+        }
+        let count = STRIDE.min(last - block).min(end - block);
+        verify_blocks(store, &extent, &file, block..block + count, &mut found.damaged);
+        found.blocks += count;
+        block += count;
+    }
+}
+
+/// Verifies blocks; if the disk cannot read them together, one by one.
+fn verify_blocks(
+    store: &ExtentStore,
+    extent: &std::sync::Arc<Extent>,
+    file: &super::disk::OpenFile,
+    blocks: std::ops::Range<u64>,
+    damaged: &mut Vec<u64>,
+) {
+    let (mut buffer, count) = (Vec::new(), blocks.end - blocks.start);
+    match read::read_blocks(store, extent, file, blocks.start, count, &mut buffer) {
+        Ok(slots) => {
+            for ((block, slot), bytes) in blocks.zip(slots).zip(buffer.chunks_mut(BLOCK)) {
+                if read::serve(slot, bytes).is_none() {
+                    damaged.push(block);
+                }
+            }
+        }
+        Err(_) if count > 1 => {
+            for block in blocks {
+                verify_blocks(store, extent, file, block..block + 1, damaged);
+            }
+        }
+        Err(_) => damaged.push(blocks.start),
+    }
+}
+
+pub(super) fn digest(
+    store: &ExtentStore,
+    id: ExtentId,
+    length: Option<u64>,
+) -> Result<ExtentDigest, StoreError> {
+    let extent = store.extent(id)?;
+    let file = store.file(&extent)?;
+    let _content = read_lock(&extent.content);
+    extent.check()?;
+    let state = extent.state().clone();
+    let length = length.unwrap_or(state.committed);
+    if length > state.length {
+        return Err(StoreError::Shorter { length: state.length });
+    }
+    let failed = |source| StoreError::ReadFailed { block: 0, source };
+    let count = block_count(length);
+    let slots = extent.slots(&store.disk, &file, 0, count).map_err(failed)?;
+    let mut hashed = Vec::with_capacity(slots.len() * 4);
+    for (block, slot) in (0..).zip(slots) {
+        let wanted = (length - block * BLOCK_BYTES).min(BLOCK_BYTES) as usize;
+        let slot = match state.tail() {
+            Some((tail, slot)) if tail == block => slot,
+            _ => slot,
+        };
+        let crc = match slot {
+            _ if state.is_freed(block) => zeros_crc(wanted),
+            Slot::Freed { .. } => zeros_crc(wanted),
+            Slot::Live { crc, length } if usize::from(length) == wanted => crc,
+            Slot::Live { .. } => {
+                let bytes = read::verified_block(store, &extent, &file, block)?;
+                crc32c(bytes.get(..wanted).ok_or(StoreError::Corrupt { block })?)
+            }
+            Slot::Empty | Slot::Damaged => return Err(StoreError::Corrupt { block }),
+        };
+        hashed.extend_from_slice(&crc.to_le_bytes());
+    }
+    Ok(ExtentDigest { extent: id, length, hash: crc32c(&hashed) })
+}
+
+/// CRC of that many zeros, at most a block.
+fn zeros_crc(length: usize) -> u32 {
+    crc32c([0; BLOCK].get(..length).unwrap_or(&[]))
+}
+
+pub(super) fn details(store: &ExtentStore, ids: &[ExtentId]) -> Vec<ExtentDetails> {
+    let extents = match ids {
+        [] => store.all_extents(),
+        ids => ids.iter().filter_map(|id| store.extent(*id).ok()).collect(),
+    };
+    extents.iter().map(|extent| details_of(store, extent)).collect()
+}
+
+fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
+    let path = extent_path(&store.directory, extent.id);
+    // For reports only: a file that vanished meanwhile takes no space.
+    let allocated = store.disk.files().allocated(&path).unwrap_or(0);
+    let state = extent.state();
+    ExtentDetails {
+        state: ExtentState {
+            extent: extent.id,
+            epoch: extent.epoch,
+            length: state.length,
+            committed: state.committed,
+            sealed: state.sealed,
+            overwritten: state.overwritten,
+            allocated,
+        },
+        inode: extent.inode,
+        session: extent.session,
+        flushed: state.flushed,
+    }
+}
+
+pub(super) fn highest_id(store: &ExtentStore, small: bool) -> Option<ExtentId> {
+    let (low, high) = match small {
+        true => (ExtentId::small(0).0, u64::MAX),
+        false => (0, ExtentId::small(0).0),
+    };
+    let present = {
+        let extents = read_lock(&store.extents);
+        extents.range(ExtentId(low)..ExtentId(high)).next_back().map(|(id, _)| id.0)
+    };
+    let removed = lock(&store.freed).highest_removed(high).filter(|id| *id >= low);
+    let unreadable = store.unreadable.iter().map(|id| id.0).filter(|id| (low..high).contains(id));
+    present.into_iter().chain(removed).chain(unreadable).max().map(ExtentId)
+}

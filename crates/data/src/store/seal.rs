@@ -1,0 +1,141 @@
+//! The end of an extent: sealing, cutting, clearing what lies beyond it.
+
+use std::sync::Arc;
+
+use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_wire::frame::crc32c;
+
+use super::disk::OpenFile;
+use super::extent::{Extent, Writer};
+use super::format::{
+    BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, block_count, slot_offset,
+};
+use super::freed_log::Record;
+use super::{ExtentStore, StoreError, free, lock, read, write_lock};
+
+pub(super) fn seal(store: &ExtentStore, id: ExtentId, length: u64) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let turn = extent.take_turn()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    let held = extent.state().length;
+    if held < length {
+        return Err(StoreError::Shorter { length: held });
+    }
+    if held == length && !writer.needs_cut {
+        let mut state = extent.state();
+        if state.sealed {
+            return Ok(());
+        }
+        let mut sealed = state.clone_for_header();
+        drop(state);
+        sealed.sealed = true;
+        turn.write_header(&store.disk, &file, &sealed, false)?;
+        state = extent.state();
+        state.sealed = true;
+        state.writes += 1;
+    } else {
+        let _content = write_lock(&extent.content);
+        let tail_crc = prefix_crc(store, &extent, &file, length)?;
+        let mut sealed = extent.state().clone_for_header();
+        (sealed.sealed, sealed.length, sealed.tail_crc) = (true, length, tail_crc);
+        sealed.committed = sealed.committed.min(length);
+        turn.write_header(&store.disk, &file, &sealed, true)?;
+        turn.sync(&store.disk, &file)?;
+        adopt_length(&extent, length, tail_crc);
+        writer.needs_cut = true;
+        clear_beyond_end(store, &extent, &file, &mut writer)?;
+        sealed.flushed = length;
+        // Flushed, so that no cut is repeated over later overwrites.
+        turn.write_header(&store.disk, &file, &sealed, false)?;
+        turn.sync(&store.disk, &file)?;
+        let mut state = extent.state();
+        (state.flushed, state.floor, state.flushed_writes) = (length, length, state.writes);
+    }
+    drop((writer, turn));
+    free::after_seal(store, &extent)
+}
+
+fn adopt_length(extent: &Extent, length: u64, tail_crc: u32) {
+    let mut state = extent.state();
+    state.sealed = true;
+    (state.length, state.tail_crc) = (length, tail_crc);
+    state.committed = state.committed.min(length);
+    state.flushed = state.flushed.min(length);
+    state.floor = state.floor.min(length);
+    state.dead.cut(length);
+}
+
+/// The CRC of the last block when the extent is cut to `length`; 0 if that is a block boundary.
+fn prefix_crc(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    length: u64,
+) -> Result<u32, StoreError> {
+    let (block, within) = (length / BLOCK_BYTES, (length % BLOCK_BYTES) as usize);
+    let state = extent.state();
+    if within == 0 || length == state.length {
+        return Ok(if within == 0 { 0 } else { state.tail_crc });
+    }
+    drop(state);
+    let bytes = read::verified_block(store, extent, file, block)?;
+    Ok(crc32c(bytes.get(..within).unwrap_or(&bytes)))
+}
+
+/// Clears data and slots beyond the end and rewrites the last slot, all flushed, if need be.
+///
+/// Dead ranges beyond the end are forgotten first, durably: new bytes may come to lie there.
+pub(super) fn clear_beyond_end(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &OpenFile,
+    writer: &mut Writer,
+) -> Result<(), StoreError> {
+    if !writer.needs_cut {
+        return Ok(());
+    }
+    let (length, tail) = {
+        let state = extent.state();
+        (state.length, state.tail())
+    };
+    lock(&store.freed).append(store, &[Record::Cut { extent: extent.id, end: length }])?;
+    let failed = |error| store.disk.write_failed("fallocate", &error);
+    if length < HEADER_OFFSET {
+        file.punch(length, HEADER_OFFSET - length).map_err(failed)?;
+    }
+    let beyond = block_count(length);
+    if beyond < BLOCKS_MAX {
+        let start = slot_offset(beyond);
+        file.punch(start, FILE_BYTES_MAX - start).map_err(failed)?;
+    }
+    if let Some((block, slot)) = tail {
+        let raw: [u8; SLOT_BYTES] = slot.encode(extent.place, block).to_le_bytes();
+        file.write_at(&raw, slot_offset(block)).map_err(failed)?;
+    }
+    lock(&extent.sums).clear();
+    file.sync().map_err(|error| store.disk.sync_failed(&error))?;
+    writer.needs_cut = false;
+    Ok(())
+}
+
+pub(super) fn reopen_for_repair(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let turn = extent.take_turn()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    if !extent.state().sealed {
+        return Ok(());
+    }
+    let mut open = extent.state().clone_for_header();
+    open.sealed = false;
+    turn.write_header(&store.disk, &file, &open, false)?;
+    turn.sync(&store.disk, &file)?;
+    extent.state().sealed = false;
+    writer.needs_cut = true;
+    Ok(())
+}
