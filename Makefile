@@ -1,0 +1,52 @@
+# MilpaFS. `make demo` runs the main job, `make test` passes the tests; both install what they need.
+
+CARGO ?= cargo
+PREFIX ?= /usr/local
+PACKAGES := gcc make git libc6-dev
+
+.PHONY: all demo test build release packages format lint docs licences unit e2e install clean help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+all: build
+
+packages:
+	@scripts/packages $(PACKAGES)
+
+build: packages ## the program, for development
+	$(CARGO) build --workspace
+
+release: packages ## the program, optimized
+	$(CARGO) build --release -p milpa-cli -p milpa-testbed -p milpa-bench
+
+demo: release ## a cluster on this machine, mounted, doing real work, cleaned up
+	target/release/milpa-demo
+
+test: packages format lint docs licences unit e2e ## everything that must hold before a change lands
+
+format: ## is the code formatted?
+	$(CARGO) fmt --all --check
+
+lint: ## clippy, warnings are errors
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+docs: ## the documentation builds without a warning
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --quiet
+
+licences: ## every dependency has a licence that we may ship
+	scripts/licences
+
+unit: ## tests of each crate
+	$(CARGO) test --workspace --exclude milpa-testbed
+
+e2e: build ## tests on real mounts with real processes
+	$(CARGO) test -p milpa-testbed -- --test-threads=1
+
+install: release ## milpa and mount.milpa
+	install -D -m 755 target/release/milpa $(DESTDIR)$(PREFIX)/bin/milpa
+	mkdir -p $(DESTDIR)/sbin
+	ln -sf $(PREFIX)/bin/milpa $(DESTDIR)/sbin/mount.milpa
+
+clean: ## remove what was built
+	$(CARGO) clean

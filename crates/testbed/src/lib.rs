@@ -1,0 +1,19 @@
+//! Real clusters for tests and the demonstration: real processes, real mounts, real kills.
+//!
+//! A [`Testbed`] is an embedded cluster in a temporary directory, driven through the `milpa` program
+//! as a user drives it. Whatever happens, dropping it unmounts, stops every process that it started
+//! and removes its files.
+//!
+//! # What is deliberately absent
+//!
+//! Our libraries: what is tested here is what is shipped, through its command line.
+
+mod bed;
+mod process;
+pub mod tree;
+
+pub use bed::{Mounted, Testbed, program};
+pub use process::ServerProcess;
+
+/// What goes wrong in a test bed is told to a person at once.
+pub type Outcome<T = ()> = Result<T, String>;
