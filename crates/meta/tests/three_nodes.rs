@@ -1,0 +1,383 @@
+//! What a client may rely on while meta nodes die and come back.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod cluster;
+
+use std::time::{Duration, Instant};
+
+use cluster::client::{create, name};
+use cluster::{Cluster, PATIENCE, eventually};
+use milpa_types::{
+    Column, ExtentId, FileKind, InodeId, MetaError, MetaSlot, PartitionId, Segment, Timestamp,
+};
+use milpa_wire::meta::{MetaAnswer, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish};
+
+const FIRST: PartitionId = PartitionId(100);
+
+fn statistics(
+    cluster: &Cluster,
+    client: &mut cluster::client::Client,
+    slot: u64,
+) -> MetaStatistics {
+    match client.read(cluster, Cluster::partition(slot), MetaRead::Statistics) {
+        Ok(MetaAnswer::Statistics(statistics)) => statistics,
+        other => panic!("statistics: {other:?}"),
+    }
+}
+
+#[test]
+fn files_are_created_found_and_listed_through_the_leader() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    let made: Vec<_> = (0..250).map(|n| client.create(&cluster, &format!("f{n:03}"))).collect();
+    for (n, entry) in made.iter().enumerate() {
+        let found = client.lookup(&cluster, InodeId::ROOT, &format!("f{n:03}")).unwrap();
+        assert_eq!(found.inode, entry.inode);
+    }
+    assert_eq!(client.lookup(&cluster, InodeId::ROOT, "absent"), Err(MetaError::NotFound));
+    let expected: Vec<String> = (0..250).map(|n| format!("f{n:03}")).collect();
+    assert_eq!(client.names(&cluster, InodeId::ROOT), expected);
+    cluster.equal_hashes(FIRST);
+
+    // A follower answers nothing, but says who does.
+    let leader = client.leader(FIRST);
+    let follower = cluster.nodes.iter().find(|node| node.id != leader).unwrap();
+    let read = MetaRead::Lookup { parent: InodeId::ROOT, name: name("f000") };
+    let request = MetaRequest::Read { partition: FIRST, read };
+    let to = cluster.manager.address_of(follower.id);
+    let reply = client.try_once(to, &request, PATIENCE);
+    assert_eq!(reply, Err(MetaError::NotLeader { leader: Some(leader) }));
+}
+
+#[test]
+fn a_batch_is_answered_in_order() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    let parent = InodeId::ROOT;
+    let lookup = |text| MetaRequest::Read {
+        partition: FIRST,
+        read: MetaRead::Lookup { parent, name: name(text) },
+    };
+    let id = client.next_id(FIRST);
+    let write = create(parent, "a", FileKind::File, None);
+    let create = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
+    let nested = MetaRequest::Batch(Vec::new());
+    let batch = MetaRequest::Batch(vec![lookup("a"), create, lookup("a"), nested]);
+    match client.call(&cluster, FIRST, &batch) {
+        Ok(MetaAnswer::Batch(answers)) => {
+            assert_eq!(answers[0], Err(MetaError::NotFound));
+            assert!(matches!(answers[1], Ok(MetaAnswer::Entry(_))), "{answers:?}");
+            assert!(matches!(answers[2], Ok(MetaAnswer::Entry(_))), "{answers:?}");
+            assert_eq!(answers[3], Err(MetaError::Invalid));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+/// F10 on the leader: whatever was acknowledged before it died is there afterwards, and others
+/// take over in time.
+#[test]
+fn no_acknowledged_create_is_lost_with_the_leader() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for round in 0..3 {
+        for n in 0..50 {
+            client.create(&cluster, &format!("r{round}-{n:02}"));
+        }
+        let leader = cluster.index_of(client.leader(FIRST));
+        cluster.kill(leader);
+        let died = Instant::now();
+        client.create(&cluster, &format!("r{round}-after"));
+        assert!(died.elapsed() < Duration::from_secs(10), "took over in {:?}", died.elapsed());
+        cluster.restart(leader);
+    }
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 3 * 51);
+    cluster.equal_hashes(FIRST);
+}
+
+#[test]
+fn everything_is_there_after_all_nodes_died_at_once() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for n in 0..100 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    (0..3).for_each(|n| cluster.kill(n));
+    (0..3).for_each(|n| cluster.restart(n));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 100);
+    // The session came back too: its next request is served.
+    client.create(&cluster, "afterwards");
+}
+
+/// Snapshots are written beside the work, the log is cut, and a start reads both.
+#[test]
+fn a_restart_reads_snapshot_and_log() {
+    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for n in 0..450 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    eventually("two snapshots everywhere", || {
+        (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
+    });
+    let before = cluster.equal_hashes(FIRST);
+    (0..3).for_each(|n| cluster.kill(n));
+    (0..3).for_each(|n| cluster.restart(n));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 450);
+    assert_eq!(cluster.equal_hashes(FIRST), before);
+}
+
+/// F5 on the newest snapshot: the one before it and the log are enough.
+#[test]
+fn a_rotten_snapshot_is_replaced_by_its_predecessor_and_the_log() {
+    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for n in 0..350 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    eventually("two snapshots everywhere", || {
+        (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
+    });
+    let before = cluster.equal_hashes(FIRST);
+    (0..3).for_each(|n| cluster.kill(n));
+    for n in 0..3 {
+        let newest = cluster.snapshots_of(n, FIRST).pop().unwrap();
+        let mut bytes = std::fs::read(&newest).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&newest, bytes).unwrap();
+    }
+    (0..3).for_each(|n| cluster.restart(n));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 350);
+    assert_eq!(cluster.equal_hashes(FIRST), before);
+}
+
+/// A replica that was away while the others cut their logs is rebuilt from a snapshot.
+#[test]
+fn a_replica_too_far_behind_fetches_a_snapshot() {
+    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    client.create(&cluster, "before");
+    let leader = cluster.index_of(client.leader(FIRST));
+    let away = (leader + 1) % 3;
+    cluster.kill(away);
+    for n in 0..500 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    eventually("two snapshots at the leader", || {
+        (cluster.snapshots_of(leader, FIRST).len() == 2).then_some(())
+    });
+    cluster.restart(away);
+    cluster.equal_hashes(FIRST);
+    assert!(!cluster.snapshots_of(away, FIRST).is_empty(), "it holds the snapshot it fetched");
+    client.create(&cluster, "afterwards");
+    cluster.equal_hashes(FIRST);
+}
+
+/// Bug bank "apply twice after retry": the answer was lost with the leader, the client repeats the
+/// request with the same id at the next one, and gets the first answer.
+#[test]
+fn a_repeated_request_is_applied_once_over_a_leader_change() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    let id = client.next_id(FIRST);
+    let write = create(InodeId::ROOT, "once", FileKind::File, None);
+    let first = client.write_with_id(&cluster, FIRST, id, write.clone());
+    assert!(matches!(first, Ok(MetaAnswer::Entry(_))), "{first:?}");
+    let leader = cluster.index_of(client.leader(FIRST));
+    cluster.kill(leader);
+    assert_eq!(client.write_with_id(&cluster, FIRST, id, write.clone()), first);
+    cluster.restart(leader);
+    // Another id is another request.
+    assert_eq!(client.write(&cluster, FIRST, write), Err(MetaError::Exists));
+}
+
+/// F13, the minority's side: nothing hangs, nothing is promised, nothing is read.
+#[test]
+fn a_partition_without_majority_answers_within_the_deadline() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    client.create(&cluster, "a");
+    let leader = cluster.index_of(client.leader(FIRST));
+    cluster.kill((leader + 1) % 3);
+    cluster.kill((leader + 2) % 3);
+    let to = cluster.manager.address_of(cluster.nodes[leader].id);
+    let id = client.next_id(FIRST);
+    let write = create(InodeId::ROOT, "b", FileKind::File, None);
+    let write = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
+    let read = MetaRead::Lookup { parent: InodeId::ROOT, name: name("a") };
+    let read = MetaRequest::Read { partition: FIRST, read };
+    let wait = Duration::from_millis(1_500);
+    let began = Instant::now();
+    let written = client.try_once(to, &write, wait);
+    assert!(written.as_ref().is_err_and(|e| e.next() == milpa_types::Next::RetrySame));
+    assert!(began.elapsed() < wait + Duration::from_millis(500), "{:?}", began.elapsed());
+    // By now the lease is long over.
+    let reply = client.try_once(to, &read, wait);
+    assert!(
+        matches!(reply, Err(MetaError::NotLeader { .. } | MetaError::Busy)),
+        "read without majority: {reply:?}"
+    );
+    cluster.restart((leader + 1) % 3);
+    let done = client.call(&cluster, FIRST, &write);
+    assert!(matches!(done, Ok(MetaAnswer::Entry(_))), "{done:?}");
+}
+
+#[test]
+fn directories_spread_over_partitions_and_move_between_them() {
+    let cluster = Cluster::start(3, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 3);
+    let placed = |slot| create(InodeId::ROOT, "d", FileKind::Directory, Some(MetaSlot(slot)));
+    let made = client.write(&cluster, FIRST, placed(1));
+    let Ok(MetaAnswer::Entry(directory)) = made else { panic!("{made:?}") };
+    assert_eq!(directory.inode.slot(), MetaSlot(1));
+    let inside = client.write(
+        &cluster,
+        Cluster::partition(1),
+        create(directory.inode, "f", FileKind::File, None),
+    );
+    assert!(matches!(inside, Ok(MetaAnswer::Entry(_))), "{inside:?}");
+
+    // The file moves from the second partition's directory into the root.
+    let rename = MetaWrite::Rename {
+        source_parent: directory.inode,
+        source_name: name("f"),
+        target_parent: InodeId::ROOT,
+        target_name: name("g"),
+        no_replace: false,
+        held: false,
+    };
+    let renamed = client.write(&cluster, FIRST, rename);
+    assert!(renamed.is_ok(), "{renamed:?}");
+    assert_eq!(client.names(&cluster, InodeId::ROOT), ["d", "g"]);
+    assert_eq!(client.names(&cluster, directory.inode), [""; 0]);
+
+    let remove = MetaWrite::RemoveDirectory { parent: InodeId::ROOT, name: name("d") };
+    let removed = client.write(&cluster, FIRST, remove);
+    assert!(removed.is_ok(), "{removed:?}");
+    assert_eq!(client.names(&cluster, InodeId::ROOT), ["g"]);
+    no_operation_is_left(&cluster, &mut client);
+}
+
+fn no_operation_is_left(cluster: &Cluster, client: &mut cluster::client::Client) {
+    for slot in 0..3 {
+        eventually("no unfinished operation", || {
+            (statistics(cluster, client, slot).operations == 0).then_some(())
+        });
+        cluster.equal_hashes(Cluster::partition(slot));
+    }
+}
+
+/// F19, the server's side: the coordinator dies while its operations run; the next leader rolls
+/// each forward or back, the client's repeat gets its answer, and no inode is without a dentry.
+#[test]
+fn operations_survive_the_crash_of_their_coordinator() {
+    let mut cluster = Cluster::start(3, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 3);
+    for round in 0..6 {
+        let text = format!("d{round}");
+        let write = create(InodeId::ROOT, &text, FileKind::Directory, Some(MetaSlot(1)));
+        let id = client.next_id(FIRST);
+        let request = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
+        statistics(&cluster, &mut client, 0);
+        let leader = cluster.index_of(client.leader(FIRST));
+        // Too short a wait for an answer: the operation has just begun, or has not.
+        let to = cluster.manager.address_of(cluster.nodes[leader].id);
+        client.try_once(to, &request, Duration::from_millis(round));
+        cluster.kill(leader);
+        let repeated = client.call(&cluster, FIRST, &request);
+        assert!(matches!(repeated, Ok(MetaAnswer::Entry(_))), "{repeated:?}");
+        cluster.restart(leader);
+    }
+    let names = client.names(&cluster, InodeId::ROOT);
+    assert_eq!(names, ["d0", "d1", "d2", "d3", "d4", "d5"]);
+    no_operation_is_left(&cluster, &mut client);
+    // Each directory has exactly one inode: nothing was prepared twice and left behind.
+    eventually("as many inodes as dentries", || {
+        (statistics(&cluster, &mut client, 1).inodes == 6).then_some(())
+    });
+
+    for text in &names {
+        let remove = MetaWrite::RemoveDirectory { parent: InodeId::ROOT, name: name(text) };
+        let removed = client.write(&cluster, FIRST, remove);
+        assert!(removed.is_ok(), "{removed:?}");
+    }
+    no_operation_is_left(&cluster, &mut client);
+    assert_eq!(statistics(&cluster, &mut client, 1).inodes, 0);
+}
+
+#[test]
+fn the_end_of_a_session_frees_what_it_held_open() {
+    let cluster = Cluster::start(1, |config| config.session_lease_ms = 1_000);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    client.create(&cluster, "open");
+    let unlink = MetaWrite::Unlink { parent: InodeId::ROOT, name: name("open"), held: true };
+    assert_eq!(client.write(&cluster, FIRST, unlink), Ok(MetaAnswer::Done));
+
+    // As long as the client says that it lives, the inode does.
+    let keep_alive = MetaRequest::KeepAlive { session: client.session };
+    let until = Instant::now() + Duration::from_millis(2_500);
+    while Instant::now() < until {
+        assert_eq!(client.call(&cluster, FIRST, &keep_alive), Ok(MetaAnswer::Done));
+        assert_eq!(statistics(&cluster, &mut client, 0).held, 1);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    eventually("the session's end", || {
+        let counts = statistics(&cluster, &mut client, 0);
+        // Reads are no sign of life: they carry no session.
+        (counts.held == 0 && counts.inodes == 1).then_some(())
+    });
+    let late = client.write(&cluster, FIRST, create(InodeId::ROOT, "b", FileKind::File, None));
+    assert_eq!(late, Err(MetaError::UnknownSession));
+}
+
+#[test]
+fn bytes_are_forgotten_when_every_replica_has_freed_them() {
+    let cluster = Cluster::start(1, |_| {});
+    let data_nodes = cluster.data_nodes(2);
+    let partition = PartitionId(500);
+    let ids: Vec<_> = data_nodes.iter().map(|node| node.id).collect();
+    cluster.manager.add_data_partition(partition, &ids);
+    data_nodes[1].set_willing(false);
+
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    let file = client.create(&cluster, "f");
+    let column = Column { partition, extent: ExtentId(7), offset: 0 };
+    let publish = MetaWrite::Publish(Publish {
+        inode: file.inode,
+        truncation: 0,
+        segments: vec![Segment::plain(0, 4096, column)],
+        size: 4096,
+        inline: None,
+        overwritten: false,
+        modified: Timestamp(2),
+        clear_set_id: false,
+    });
+    let published = client.write(&cluster, FIRST, publish);
+    assert!(published.is_ok(), "{published:?}");
+    let unlink = MetaWrite::Unlink { parent: InodeId::ROOT, name: name("f"), held: false };
+    assert_eq!(client.write(&cluster, FIRST, unlink), Ok(MetaAnswer::Done));
+
+    eventually("the willing replica frees", || (!data_nodes[0].freed().is_empty()).then_some(()));
+    // The other one is away: the order waits.
+    assert_eq!(statistics(&cluster, &mut client, 0).freed_waiting, 1);
+    data_nodes[1].set_willing(true);
+    eventually("the order is confirmed", || {
+        (statistics(&cluster, &mut client, 0).freed_waiting == 0).then_some(())
+    });
+    let freed = data_nodes[1].freed();
+    assert!(freed.iter().all(|r| r.partition == partition && r.extent == ExtentId(7)), "{freed:?}");
+}
