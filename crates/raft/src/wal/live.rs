@@ -148,6 +148,7 @@ impl LiveIndex {
                 live.hard_segment = Some(segment);
                 (live.term, live.vote, live.commit) = (*term, *vote, *commit);
             }
+            Record::Entry { entry, .. } if entry.position.index <= live.mark.index => {}
             Record::Entry { entry, .. } if is_carried => {
                 live.move_entry(entry.position.index, segment, bytes);
             }

@@ -96,6 +96,9 @@ impl Building {
 
     fn insert(&mut self, entry: &LogEntry) {
         let index = entry.position.index;
+        if index <= self.mark.index {
+            return;
+        }
         self.truncate(index);
         self.entries.insert(index, entry.clone());
         if let Some(suspect) = &mut self.suspect {
@@ -103,18 +106,18 @@ impl Building {
         }
     }
 
-    /// Index ranges between the mark and the last entry that nothing fills.
+    /// Index ranges above the mark that nothing fills.
     fn gaps(&self) -> Vec<(u64, u64)> {
-        let mut gaps = self.lost.clone();
+        let mut gaps = Vec::new();
         let mut next = self.mark.index + 1;
         for &index in self.entries.keys() {
-            let is_known = gaps.iter().any(|range| range.0 <= next && range.1 + 1 >= index);
-            if index > next && !is_known {
+            if index > next {
                 gaps.push((next, index - 1));
             }
             next = index + 1;
         }
-        gaps.sort_unstable();
+        let beyond = self.lost.iter().filter(|range| range.1 >= next);
+        gaps.extend(beyond.map(|range| (range.0.max(next), range.1)));
         gaps
     }
 

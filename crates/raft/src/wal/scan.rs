@@ -56,21 +56,20 @@ struct Segment {
 /// A batch that could be read, or what could be read of it.
 struct Batch {
     header: BatchHeader,
-    records: Vec<(Stored, u64)>,
-    /// Headers of records with unreadable bodies.
-    lost: Vec<RecordHeader>,
+    /// In order, with their sizes; of records with unreadable bodies the header.
+    records: Vec<(Result<Stored, RecordHeader>, u64)>,
     /// Record headers were unreadable too; what followed them is unknown.
     is_cut: bool,
 }
 
 impl Batch {
     fn is_whole(&self) -> bool {
-        self.lost.is_empty() && !self.is_cut
+        !self.is_cut && self.records.iter().all(|(record, _)| record.is_ok())
     }
 
     fn trace(&self) -> Option<&[TraceLine]> {
         self.records.iter().find_map(|(stored, _)| match stored {
-            Stored::Trace(lines) => Some(lines.as_slice()),
+            Ok(Stored::Trace(lines)) => Some(lines.as_slice()),
             _ => None,
         })
     }
@@ -91,7 +90,7 @@ impl Segment {
         let (count, number) = (header.records, header.number);
         let end = header.offset + u64::from(header.length);
         let mut at = header.offset + BATCH_HEADER_BYTES as u64;
-        let mut batch = Batch { header, records: Vec::new(), lost: Vec::new(), is_cut: false };
+        let mut batch = Batch { header, records: Vec::new(), is_cut: false };
         for _ in 0..count {
             let head = self.slice(at, RECORD_HEADER_BYTES);
             let head =
@@ -105,10 +104,8 @@ impl Segment {
             let body = body.filter(|body| body_crc(body) == head.body_crc);
             let bytes = RECORD_HEADER_BYTES + padded_body(head.body_bytes as usize);
             at += bytes as u64;
-            match body.and_then(|body| record::decode(&head, body)) {
-                Some(stored) => batch.records.push((stored, bytes as u64)),
-                None => batch.lost.push(head),
-            }
+            let stored = body.and_then(|body| record::decode(&head, body));
+            batch.records.push((stored.ok_or(head), bytes as u64));
         }
         batch
     }
@@ -226,7 +223,7 @@ impl Scanner {
         let first = segment.header.first_batch;
         let unresolved = self.unresolved.take().filter(|_| first > self.scan.next_number);
         if let Some((seq, bad)) = unresolved {
-            self.salvage(seq, &bad);
+            self.apply(seq, &bad);
             if !bad.is_cut {
                 self.scan.next_number = bad.header.number + 1;
                 self.chain = None;
@@ -238,12 +235,6 @@ impl Scanner {
             let next = next.map(|header| segment.batch(header));
             self.lost_until(first, next.as_ref().and_then(Batch::trace));
         }
-    }
-
-    /// Keeps what is readable of a damaged batch, and notes what is not.
-    fn salvage(&mut self, seq: u64, bad: &Batch) {
-        self.apply(seq, bad);
-        bad.lost.iter().for_each(|header| self.scan.replay.lost_record(header));
     }
 
     /// Applies a good batch and returns its bytes in the file.
@@ -263,23 +254,27 @@ impl Scanner {
         segment.slice(batch.header.offset, padded).unwrap_or(bytes).to_vec()
     }
 
+    /// Takes what is readable of a batch, and notes what is not.
     fn apply(&mut self, seq: u64, batch: &Batch) {
-        for (stored, bytes) in &batch.records {
-            self.scan.replay.apply(stored);
-            match stored {
-                Stored::Record(record) => self.scan.live.note(record, seq, *bytes, false),
-                Stored::Carried(record) => self.scan.live.note(record, seq, *bytes, true),
-                Stored::Trace(_) => {}
+        for (record, bytes) in &batch.records {
+            match record {
+                Ok(stored) => self.scan.replay.apply(stored),
+                Err(header) => self.scan.replay.lost_record(header),
+            }
+            match record {
+                Ok(Stored::Record(record)) => self.scan.live.note(record, seq, *bytes, false),
+                Ok(Stored::Carried(record)) => self.scan.live.note(record, seq, *bytes, true),
+                Ok(Stored::Trace(_)) | Err(_) => {}
             }
         }
-        self.scan.trace = trace_of(batch.records.iter().map(|(stored, _)| stored));
+        self.scan.trace = trace_of(batch.records.iter().filter_map(|(r, _)| r.as_ref().ok()));
         self.scan.batches += 1;
     }
 
     /// A bad place with a good batch behind it in the same segment: corruption.
     fn hole(&mut self, segment: &Segment, bad: Option<Batch>, later: &BatchHeader) {
         if let Some(bad) = bad {
-            self.salvage(segment.header.seq, &bad);
+            self.apply(segment.header.seq, &bad);
             if !bad.is_cut && later.number == bad.header.number + 1 {
                 self.scan.next_number = later.number;
                 self.chain = None;
@@ -331,7 +326,7 @@ pub(crate) fn read_live_entries(
     while let Some(header) = segment.batch_header(position) {
         position += header.padded_bytes();
         for (stored, _) in segment.batch(header).records {
-            let (Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
+            let Ok(Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
             if let Record::Entry { group, entry } = &record
                 && is_wanted(*group, entry.position.index)
             {
