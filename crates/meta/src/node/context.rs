@@ -15,6 +15,7 @@ use milpa_wire::meta::{MetaAnswer, MetaPartitionReport, MetaReply, MetaRequest};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use super::address_book::AddressBook;
 use super::inbox::{Asker, Event, Inbox};
 use super::metrics::operation_of;
 use super::responder::Responder;
@@ -29,6 +30,10 @@ const MANAGER_WAIT: Duration = Duration::from_secs(3);
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Longest pause between tries.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// The managers are not asked for addresses more often than this.
+const ADDRESSES_AGE_MIN: Duration = Duration::from_millis(100);
+/// Tries to find the members of a new group.
+const FIND_TRIES: u32 = 10;
 /// A view is not fetched again before this, whatever is wrong with it.
 const VIEW_AGE_MIN: Duration = Duration::from_millis(100);
 
@@ -48,8 +53,8 @@ pub(crate) struct Context {
     pub store: SnapshotStore,
     /// What is held here, renewed by the loop, for the heartbeats.
     pub report: RefCell<Rc<Vec<MetaPartitionReport>>>,
-    addresses: RefCell<BTreeMap<NodeId, SocketAddr>>,
-    addresses_asked: Cell<bool>,
+    addresses: RefCell<AddressBook>,
+    addresses_asked: Cell<Option<Instant>>,
     views: RefCell<BTreeMap<VolumeId, CachedView>>,
     leaders: RefCell<BTreeMap<PartitionId, NodeId>>,
 }
@@ -68,6 +73,7 @@ impl Context {
         inbox: Rc<Inbox>,
         store: SnapshotStore,
     ) -> Context {
+        let addresses = AddressBook::open(config.directory.join("nodes"));
         Context {
             config,
             node,
@@ -76,7 +82,7 @@ impl Context {
             inbox,
             store,
             report: RefCell::default(),
-            addresses: RefCell::default(),
+            addresses: RefCell::new(addresses),
             addresses_asked: Cell::default(),
             views: RefCell::default(),
             leaders: RefCell::default(),
@@ -85,16 +91,17 @@ impl Context {
 
     /// Where a node listens, as far as known.
     pub(crate) fn address(&self, node: NodeId) -> Option<SocketAddr> {
-        self.addresses.borrow().get(&node).copied()
+        self.addresses.borrow().get(node)
     }
 
-    /// Asks the managers where everybody listens, unless somebody is asking already.
+    /// Asks the managers where everybody listens, unless somebody has just asked.
     pub(crate) async fn refresh_addresses(&self) -> bool {
-        if self.addresses_asked.replace(true) {
+        let asked = self.addresses_asked.get();
+        if asked.is_some_and(|asked| asked.elapsed() < ADDRESSES_AGE_MIN) {
             return false;
         }
+        self.addresses_asked.set(Some(Instant::now()));
         let answer = self.managers.call(&ManagerRequest::GetNodes, MANAGER_WAIT).await;
-        self.addresses_asked.set(false);
         match answer {
             Ok(ManagerAnswer::Nodes(nodes)) => {
                 self.learn_addresses(nodes.iter().map(|node| (node.id, node.address)));
@@ -111,8 +118,24 @@ impl Context {
         }
     }
 
+    /// Finds the addresses of all of `nodes`, or has tried to for a while: a group whose first
+    /// messages go nowhere would wait for a second election.
+    pub(crate) async fn find_addresses(&self, nodes: &[NodeId]) {
+        for _ in 0..FIND_TRIES {
+            if nodes.iter().all(|node| *node == self.node || self.address(*node).is_some()) {
+                return;
+            }
+            if !self.refresh_addresses().await {
+                sleep(ADDRESSES_AGE_MIN).await;
+            }
+        }
+    }
+
     fn learn_addresses(&self, nodes: impl Iterator<Item = (NodeId, SocketAddr)>) {
-        self.addresses.borrow_mut().extend(nodes);
+        let changed = self.addresses.borrow_mut().learn(nodes);
+        if let Some(save) = changed {
+            tokio::task::spawn_blocking(save);
+        }
     }
 
     /// The volume's partitions, at most `age_max` old.

@@ -49,6 +49,7 @@ use self::snapshot_store::SnapshotStore;
 use self::upkeep::Upkeep;
 use crate::config::MetaNodeConfig;
 
+mod address_book;
 mod apply;
 mod batch;
 mod context;
@@ -72,6 +73,8 @@ mod upkeep;
 
 /// Shortest wait of the loop's clock; Raft's own grain is coarser.
 const TICK: Duration = Duration::from_millis(20);
+/// Turns in a row before the loop looks at its inbox again.
+const TURNS_MAX: usize = 8;
 /// Share of the machine's memory that a node without a limit of its own may use.
 const MEMORY_SHARE: (u64, u64) = (3, 4);
 
@@ -331,8 +334,14 @@ async fn drive(
         for event in events {
             shell.handle(&mut driver.multi, event);
         }
-        driver.pump(now_ms(), &mut shell)?;
-        shell.after_turns(&mut driver.multi);
+        for _ in 0..TURNS_MAX {
+            driver.pump(now_ms(), &mut shell)?;
+            // May propose again.
+            shell.after_turns(&mut driver.multi);
+            if !driver.multi.has_work() {
+                break;
+            }
+        }
         metrics.turn.observe(began.elapsed().as_secs_f64());
     }
 }

@@ -49,12 +49,13 @@ impl Shell {
         if !self.creating.insert(partition) {
             return responder.fail(MetaError::Busy);
         }
-        let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
+        let ctx = Rc::clone(&self.ctx);
         tokio::task::spawn_local(async move {
-            let written = definition.clone();
+            let (written, store) = (definition.clone(), ctx.store.clone());
+            ctx.find_addresses(&definition.members).await;
             let result = tokio::task::spawn_blocking(move || store.define(&written)).await;
             let result = result.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-            inbox.push(Event::Defined { definition, result, responder });
+            ctx.inbox.push(Event::Defined { definition, result, responder });
         });
     }
 

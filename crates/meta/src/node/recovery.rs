@@ -88,7 +88,8 @@ impl Shell {
         loaded: Vec<Loaded>,
         recovered: Recovered,
     ) {
-        if !recovered.damaged.is_empty() {
+        let log_is_whole = recovered.damaged.is_empty();
+        if !log_is_whole {
             error!(damage = ?recovered.damaged, "parts of the Raft log are unreadable");
         }
         let logged: BTreeSet<PartitionId> = recovered.groups.iter().map(|g| g.group).collect();
@@ -105,7 +106,7 @@ impl Shell {
             self.recover_logged(multi, group, one, refused.get(&group));
         }
         for (_, one) in found {
-            self.recover_unlogged(multi, one);
+            self.recover_unlogged(multi, one, log_is_whole);
         }
         info!(partitions = self.replicas.len(), damaged = self.damaged.len(), "state loaded");
     }
@@ -152,7 +153,7 @@ impl Shell {
     }
 
     /// A directory whose group the log does not know.
-    fn recover_unlogged(&mut self, multi: &mut MultiRaft, one: Loaded) {
+    fn recover_unlogged(&mut self, multi: &mut MultiRaft, one: Loaded, log_is_whole: bool) {
         let partition = one.partition;
         if one.deleted {
             return self.remove_directory(partition);
@@ -160,7 +161,7 @@ impl Shell {
         match one.definition {
             // The node crashed before the group's first flush returned: nobody was promised
             // anything, so it begins now.
-            Some(definition) if !one.started && one.snapshot.is_none() => {
+            Some(definition) if log_is_whole && !one.started && one.snapshot.is_none() => {
                 self.begin_group(multi, definition);
             }
             _ => self.give_up_replica(partition, "its log is lost".to_owned()),
