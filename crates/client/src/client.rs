@@ -1,24 +1,37 @@
 //! The operations, by inode and handle.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use milpa_types::{AttributeChanges, Attributes, FileKind, InodeId, Name};
+use milpa_host::rpc::{Credential, Identity, Pool};
+use milpa_types::{
+    AttributeChanges, Attributes, FileKind, InodeId, Name, NameError, Role, SYMLINK_BYTES_MAX,
+    Volume,
+};
+use tokio::time::Instant;
 
 use crate::config::{ClientConfig, ConnectError};
 use crate::error::FsError;
 use crate::handle::{
     Creation, DirectoryPage, FileLocation, HandleId, OpenFile, OpenFlags, Statfs, Timeouts,
 };
-use crate::transport::Transport;
+use crate::inner::Inner;
+use crate::names::NewEntry;
+use crate::transport::{HostTransport, Transport};
 
 /// A volume, ready for use. Cheap to clone; all methods may be called from many tasks at once.
 #[derive(Clone)]
-pub struct Client {}
+pub struct Client {
+    inner: Arc<Inner>,
+}
 
-const SOON: FsError = FsError::Unsupported("comes soon");
+impl std::fmt::Debug for Client {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Client").field("volume", &self.inner.core.config.volume).finish()
+    }
+}
 
-#[allow(clippy::unused_async, unused_variables)] // bodies follow within the hour
 impl Client {
     /// Finds the volume and makes ready. Nothing is locked or written by this.
     ///
@@ -26,7 +39,11 @@ impl Client {
     ///
     /// [`ConnectError`]: one line that says what to do.
     pub async fn connect(config: ClientConfig) -> Result<Client, ConnectError> {
-        Err(ConnectError::Config(vec![]))
+        let credential =
+            Credential::Volume { name: config.volume.clone(), key: config.key.clone() };
+        let identity = Arc::new(Identity::new(config.cluster, Role::Client, credential));
+        let transport = HostTransport::new(Pool::new(identity), config.managers.clone());
+        Client::connect_over(Arc::new(transport), config).await
     }
 
     /// [`connect`](Client::connect) over a network of the caller's: tests and simulation.
@@ -38,7 +55,29 @@ impl Client {
         transport: Arc<dyn Transport>,
         config: ClientConfig,
     ) -> Result<Client, ConnectError> {
-        Err(ConnectError::Config(vec![]))
+        Ok(Client { inner: Inner::connect(transport, config).await? })
+    }
+
+    /// The volume, with its options as last heard.
+    #[must_use]
+    pub fn volume(&self) -> Volume {
+        self.inner.core.views.current().volume.volume.clone()
+    }
+
+    /// Counts and times one operation.
+    async fn counted<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, FsError>>,
+    ) -> Result<T, FsError> {
+        self.inner.check_open()?;
+        let started = Instant::now();
+        let result = call.await;
+        self.inner.core.stats.called(operation, result.is_ok(), started.elapsed());
+        if let Err(error) = &result {
+            tracing::debug!(operation, %error, errno = error.errno(), "operation failed");
+        }
+        result
     }
 
     /// Sends and publishes everything that is buffered, and ends the session. Later operations
@@ -48,14 +87,14 @@ impl Client {
     ///
     /// The first failure; everything is tried all the same.
     pub async fn shutdown(&self) -> Result<(), FsError> {
-        Err(SOON)
+        self.inner.shutdown().await
     }
 
     /// How long the kernel may keep names and attributes.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
-        let second = std::time::Duration::from_secs(1);
-        Timeouts { entry: second, negative: second, attributes: second }
+        let timeout = self.inner.core.config.cache_timeout;
+        Timeouts { entry: timeout, negative: timeout, attributes: timeout }
     }
 
     /// What a name names.
@@ -64,7 +103,7 @@ impl Client {
     ///
     /// `ENOENT`, `ENOTDIR`.
     pub async fn lookup(&self, parent: InodeId, name: &Name) -> Result<Attributes, FsError> {
-        Err(SOON)
+        self.counted("lookup", self.inner.lookup(parent, name)).await
     }
 
     /// Attributes of an inode, what is buffered here included.
@@ -73,7 +112,7 @@ impl Client {
     ///
     /// `ESTALE` when it was deleted.
     pub async fn getattr(&self, inode: InodeId) -> Result<Attributes, FsError> {
-        Err(SOON)
+        self.counted("getattr", self.inner.getattr(inode)).await
     }
 
     /// Changes attributes; truncates and extends.
@@ -86,7 +125,7 @@ impl Client {
         inode: InodeId,
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
-        Err(SOON)
+        self.counted("setattr", self.inner.setattr(inode, changes)).await
     }
 
     /// Target of a symbolic link.
@@ -95,7 +134,7 @@ impl Client {
     ///
     /// `EINVAL` when it is none.
     pub async fn readlink(&self, inode: InodeId) -> Result<Bytes, FsError> {
-        Err(SOON)
+        self.counted("readlink", self.inner.readlink(inode)).await
     }
 
     /// Makes a directory.
@@ -109,7 +148,8 @@ impl Client {
         name: &Name,
         creation: Creation,
     ) -> Result<Attributes, FsError> {
-        Err(SOON)
+        let new = NewEntry::of(FileKind::Directory, creation);
+        self.counted("mkdir", self.inner.make(parent, name, new)).await
     }
 
     /// Makes a file, pipe, socket or device without opening it.
@@ -125,7 +165,11 @@ impl Client {
         device: u32,
         creation: Creation,
     ) -> Result<Attributes, FsError> {
-        Err(SOON)
+        if matches!(kind, FileKind::Directory | FileKind::Symlink) {
+            return Err(FsError::Invalid("directories and links are not made by mknod"));
+        }
+        let new = NewEntry { device, ..NewEntry::of(kind, creation) };
+        self.counted("mknod", self.inner.make(parent, name, new)).await
     }
 
     /// Makes a symbolic link.
@@ -140,7 +184,15 @@ impl Client {
         target: &[u8],
         creation: Creation,
     ) -> Result<Attributes, FsError> {
-        Err(SOON)
+        if target.is_empty() {
+            return Err(FsError::Meta(milpa_types::MetaError::NotFound));
+        }
+        if target.len() > SYMLINK_BYTES_MAX {
+            return Err(NameError::TooLong(target.len()).into());
+        }
+        let mut new = NewEntry::of(FileKind::Symlink, creation);
+        new.target = target.to_vec();
+        self.counted("symlink", self.inner.make(parent, name, new)).await
     }
 
     /// Creates a file, or without `flags.exclusive` takes the one that is there, and opens it.
@@ -155,7 +207,7 @@ impl Client {
         creation: Creation,
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
-        Err(SOON)
+        self.counted("create", self.inner.create(parent, name, creation, flags)).await
     }
 
     /// Gives an inode another name.
@@ -169,7 +221,7 @@ impl Client {
         parent: InodeId,
         name: &Name,
     ) -> Result<Attributes, FsError> {
-        Err(SOON)
+        self.counted("link", self.inner.link(inode, parent, name)).await
     }
 
     /// Removes a name of something that is not a directory. An inode that is open here lives until
@@ -179,7 +231,7 @@ impl Client {
     ///
     /// `ENOENT`, `EISDIR`.
     pub async fn unlink(&self, parent: InodeId, name: &Name) -> Result<(), FsError> {
-        Err(SOON)
+        self.counted("unlink", self.inner.unlink(parent, name)).await
     }
 
     /// Removes an empty directory.
@@ -188,7 +240,7 @@ impl Client {
     ///
     /// `ENOENT`, `ENOTDIR`, `ENOTEMPTY`.
     pub async fn rmdir(&self, parent: InodeId, name: &Name) -> Result<(), FsError> {
-        Err(SOON)
+        self.counted("rmdir", self.inner.rmdir(parent, name)).await
     }
 
     /// Moves a name; what the target names is replaced, unless `no_replace`.
@@ -204,7 +256,8 @@ impl Client {
         target_name: &Name,
         no_replace: bool,
     ) -> Result<(), FsError> {
-        Err(SOON)
+        let (source, target) = ((source_parent, source_name), (target_parent, target_name));
+        self.counted("rename", self.inner.rename(source, target, no_replace)).await
     }
 
     /// Opens a file. Every open asks the servers whether the content changed (close-to-open).
@@ -213,7 +266,7 @@ impl Client {
     ///
     /// `ESTALE`, `EISDIR`.
     pub async fn open(&self, inode: InodeId, flags: OpenFlags) -> Result<OpenFile, FsError> {
-        Err(SOON)
+        self.counted("open", self.inner.open(inode, flags)).await
     }
 
     /// Reads up to `length` bytes; fewer only at the end of the file. Nothing is copied that came
@@ -228,7 +281,7 @@ impl Client {
         offset: u64,
         length: u32,
     ) -> Result<Vec<Bytes>, FsError> {
-        Err(SOON)
+        self.counted("read", self.inner.read(handle, offset, length)).await
     }
 
     /// Writes into the buffer, or for a handle with `sync` to the disks. With `append` the offset
@@ -244,7 +297,7 @@ impl Client {
         data: Bytes,
         clear_set_id: bool,
     ) -> Result<(), FsError> {
-        Err(SOON)
+        self.counted("write", self.inner.write(handle, offset, data, clear_set_id)).await
     }
 
     /// [`write`](Client::write) from a borrowed slice, copied once.
@@ -259,7 +312,8 @@ impl Client {
         data: &[u8],
         clear_set_id: bool,
     ) -> Result<(), FsError> {
-        Err(SOON)
+        let data = Bytes::copy_from_slice(data);
+        self.write(handle, offset, data, clear_set_id).await
     }
 
     /// close(2): sends and publishes what is buffered, without flushing disks, and reports what
@@ -269,7 +323,7 @@ impl Client {
     ///
     /// What failed since this handle was last told.
     pub async fn flush(&self, handle: HandleId) -> Result<(), FsError> {
-        Err(SOON)
+        self.counted("flush", self.inner.flush(handle)).await
     }
 
     /// fsync(2), or fdatasync(2): returns when all bytes of the file are on the disks of all members
@@ -279,7 +333,9 @@ impl Client {
     ///
     /// Whatever kept that from happening, now or in the background since this handle was last told.
     pub async fn fsync(&self, handle: HandleId, datasync: bool) -> Result<(), FsError> {
-        Err(SOON)
+        // fdatasync must save size and layout too, and these are published with everything else.
+        let operation = if datasync { "fdatasync" } else { "fsync" };
+        self.counted(operation, self.inner.fsync(handle)).await
     }
 
     /// [`fsync`](Client::fsync) by inode, for a file that may not be open here.
@@ -288,7 +344,7 @@ impl Client {
     ///
     /// As [`fsync`](Client::fsync).
     pub async fn fsync_inode(&self, inode: InodeId) -> Result<(), FsError> {
-        Err(SOON)
+        self.counted("fsync", self.inner.fsync_inode(inode)).await
     }
 
     /// fsync of a directory. Its changes were durable when they were acknowledged.
@@ -296,7 +352,7 @@ impl Client {
     /// # Errors
     ///
     /// None today.
-    pub async fn fsyncdir(&self, inode: InodeId) -> Result<(), FsError> {
+    pub async fn fsyncdir(&self, _inode: InodeId) -> Result<(), FsError> {
         Ok(())
     }
 
@@ -307,7 +363,7 @@ impl Client {
     ///
     /// `EBADF`.
     pub async fn release(&self, handle: HandleId) -> Result<(), FsError> {
-        Err(SOON)
+        self.inner.release(handle)
     }
 
     /// A page of a directory: names above `after`, at most `limit`. With attributes, also those of
@@ -323,7 +379,8 @@ impl Client {
         limit: u32,
         with_attributes: bool,
     ) -> Result<DirectoryPage, FsError> {
-        Err(SOON)
+        let page = self.inner.readdir(parent, after, limit, with_attributes);
+        self.counted("readdir", page).await
     }
 
     /// Space and inodes of the volume.
@@ -332,7 +389,7 @@ impl Client {
     ///
     /// When a partition does not answer.
     pub async fn statfs(&self) -> Result<Statfs, FsError> {
-        Err(SOON)
+        self.counted("statfs", self.inner.statfs()).await
     }
 
     /// Where a file lies.
@@ -341,6 +398,6 @@ impl Client {
     ///
     /// `ESTALE`.
     pub async fn locate(&self, inode: InodeId) -> Result<FileLocation, FsError> {
-        Err(SOON)
+        self.counted("locate", self.inner.locate(inode)).await
     }
 }

@@ -1,7 +1,7 @@
 //! The client of a volume: what FUSE, the command line and every gateway stand on.
 //!
 //! [`Client`] is a low-level VFS: operations take inode ids and handles, not paths, so that a FUSE
-//! adapter is a translation and nothing more. `path` adds paths on top, for commands and tests.
+//! adapter is a translation and nothing more. [`path`] adds paths on top, for commands and tests.
 //!
 //! # How a file is written
 //!
@@ -29,9 +29,26 @@
 pub mod config;
 pub mod error;
 pub mod handle;
+pub mod path;
 pub mod transport;
 
+mod cache;
 mod client;
+mod core;
+mod data;
+mod directory;
+mod file;
+mod flights;
+mod inner;
+mod meta;
+mod names;
+mod placement;
+mod ranges;
+mod segments;
+mod session;
+mod stats;
+mod view;
+mod window;
 
 pub use client::Client;
 pub use config::{ClientConfig, ConnectError};

@@ -1,0 +1,212 @@
+//! What every part of the client shares: the network, the volume's view, health, time and chance.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use milpa_types::{NodeId, SessionId, Timestamp};
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use crate::config::ClientConfig;
+use crate::error::FsError;
+use crate::stats::Stats;
+use crate::transport::Transport;
+use crate::view::Views;
+
+/// A node that did not answer is asked last for this long.
+const SUSPICION: Duration = Duration::from_secs(2);
+/// First and longest pause between tries.
+const PAUSE_MIN: Duration = Duration::from_millis(2);
+const PAUSE_MAX: Duration = Duration::from_millis(200);
+
+/// Shared by all parts of one client.
+pub(crate) struct Core {
+    pub config: ClientConfig,
+    pub transport: Arc<dyn Transport>,
+    pub views: Views,
+    pub health: Health,
+    pub chance: Chance,
+    pub stats: &'static Stats,
+    pub runtime: tokio::runtime::Handle,
+}
+
+/// Locks, whatever a panicking thread left behind: every critical section here leaves its data whole.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The client's wall clock, for the times of inodes. Nothing is ordered by it.
+pub(crate) fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// Randomness for session ids, jitter and choices.
+pub(crate) struct Chance {
+    state: AtomicU64,
+}
+
+impl Chance {
+    pub(crate) fn new() -> Chance {
+        let seed = getrandom::u64().unwrap_or(0x9E37_79B9_7F4A_7C15);
+        Chance { state: AtomicU64::new(seed) }
+    }
+
+    /// SplitMix64: good enough to spread load, and lock-free.
+    pub(crate) fn next(&self) -> u64 {
+        let mut z = self.state.fetch_add(0x9E37_79B9_7F4A_7C15, Ordering::Relaxed);
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `bound`; 0 when there is none.
+    pub(crate) fn below(&self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+
+    /// A session id, which must not be guessable nor met twice: from the kernel.
+    pub(crate) fn session(&self) -> SessionId {
+        let mut bytes = [0; 16];
+        if getrandom::fill(&mut bytes).is_err() {
+            let halves = [self.next().to_le_bytes(), self.next().to_le_bytes()];
+            bytes.copy_from_slice(halves.as_flattened());
+        }
+        SessionId(u128::from_le_bytes(bytes))
+    }
+}
+
+/// Which nodes failed to answer of late, and how fast the others are.
+#[derive(Default)]
+pub(crate) struct Health {
+    nodes: Mutex<HashMap<NodeId, NodeHealth>>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct NodeHealth {
+    suspect_since: Option<Instant>,
+    /// Smoothed latency of reads and its mean deviation in microseconds, as TCP does (RFC 6298).
+    latency_us: u64,
+    deviation_us: u64,
+}
+
+impl Health {
+    /// The node did not answer. Says so once for each spell.
+    pub(crate) fn suspect(
+        &self,
+        node: NodeId,
+        address: SocketAddr,
+        reason: &dyn std::fmt::Display,
+    ) {
+        let mut nodes = lock(&self.nodes);
+        let health = nodes.entry(node).or_default();
+        if health.suspect_since.is_none() {
+            warn!(%node, %address, %reason, "a node did not answer; trying others");
+        }
+        health.suspect_since = Some(Instant::now());
+    }
+
+    /// The node answered.
+    pub(crate) fn answered(&self, node: NodeId) {
+        let mut nodes = lock(&self.nodes);
+        if let Some(health) = nodes.get_mut(&node)
+            && health.suspect_since.take().is_some()
+        {
+            info!(%node, "the node answers again");
+        }
+    }
+
+    pub(crate) fn is_suspect(&self, node: NodeId) -> bool {
+        let nodes = lock(&self.nodes);
+        let since = nodes.get(&node).and_then(|health| health.suspect_since);
+        since.is_some_and(|since| since.elapsed() < SUSPICION)
+    }
+
+    /// A read took this long.
+    pub(crate) fn read_took(&self, node: NodeId, took: Duration) {
+        let took = took.as_micros() as u64;
+        let mut nodes = lock(&self.nodes);
+        let health = nodes.entry(node).or_default();
+        let difference = health.latency_us.abs_diff(took);
+        health.deviation_us = (health.deviation_us * 3 + difference) / 4;
+        health.latency_us = (health.latency_us * 7 + took) / 8;
+    }
+
+    /// How long a read from the node usually takes.
+    pub(crate) fn read_latency(&self, node: NodeId) -> Duration {
+        Duration::from_micros(lock(&self.nodes).get(&node).map_or(0, |h| h.latency_us))
+    }
+
+    /// A read from the node that takes longer than this is slow: about its 95th percentile.
+    pub(crate) fn read_is_slow_after(&self, node: NodeId) -> Duration {
+        let us = lock(&self.nodes).get(&node).map_or(0, |h| h.latency_us + 4 * h.deviation_us);
+        Duration::from_micros(us)
+    }
+}
+
+/// The tries of one operation: until when, how long to pause, and what went wrong last.
+pub(crate) struct Retry<'a> {
+    core: &'a Core,
+    operation: &'static str,
+    started: Instant,
+    limit: Option<Duration>,
+    pause: Duration,
+    last: String,
+}
+
+impl<'a> Retry<'a> {
+    /// Begins now, with the configured deadline.
+    pub(crate) fn new(core: &'a Core, operation: &'static str) -> Retry<'a> {
+        let limit = core.config.io_deadline;
+        let started = Instant::now();
+        Retry { core, operation, started, limit, pause: PAUSE_MIN, last: String::new() }
+    }
+
+    /// Something was achieved: the deadline counts from here.
+    pub(crate) fn progressed(&mut self) {
+        self.started = Instant::now();
+        self.pause = PAUSE_MIN;
+    }
+
+    /// What went wrong, for the log.
+    pub(crate) fn note(&mut self, what: impl std::fmt::Display) {
+        self.last = what.to_string();
+        self.core.stats.retry(self.operation);
+        tracing::debug!(operation = self.operation, last = %self.last, "trying again");
+    }
+
+    /// Cuts the wait of one try so that it does not outlast the deadline by more than 10 ms.
+    pub(crate) fn cap(&self, wait: Duration) -> Duration {
+        let left = self.limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
+        left.map_or(wait, |left| wait.min(left.max(Duration::from_millis(10))))
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Waits before the next try: longer each time, never in step with other clients.
+    ///
+    /// # Errors
+    ///
+    /// [`FsError::TimedOut`] when there is no time for another.
+    pub(crate) async fn pause(&mut self) -> Result<(), FsError> {
+        if self.limit.is_some_and(|limit| self.started.elapsed() + self.pause >= limit) {
+            return Err(self.give_up());
+        }
+        let jitter = self.core.chance.next() % 1024;
+        tokio::time::sleep(self.pause.mul_f64(0.5 + jitter as f64 / 1024.0)).await;
+        self.pause = (self.pause * 2).min(PAUSE_MAX);
+        Ok(())
+    }
+
+    /// The error of an operation whose time is over.
+    pub(crate) fn give_up(&self) -> FsError {
+        let (operation, waited, last) = (self.operation, self.started.elapsed(), self.last.clone());
+        warn!(operation, waited_ms = waited.as_millis() as u64, %last, "gave up");
+        FsError::TimedOut { operation, waited, last }
+    }
+}

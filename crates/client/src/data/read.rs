@@ -1,0 +1,186 @@
+//! Reading bytes of extents, from the replica that is likely the fastest, with another one at hand.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_types::{Column, DataError, DataPartition, NodeId};
+use milpa_wire::data::{DataAnswer, DataRequest, Read};
+use tokio::time::Instant;
+
+use super::{DataClient, Trouble, checksums};
+use crate::core::Retry;
+use crate::error::FsError;
+use crate::flights::Flights;
+use crate::view::View;
+
+/// One try with one member.
+const TRY_WAIT: Duration = Duration::from_secs(3);
+/// A second member is asked at the earliest after this long: a disk may need to move its head.
+const HEDGE_AFTER_MIN: Duration = Duration::from_millis(20);
+/// And at the latest after this long, however slow reads have been.
+const HEDGE_AFTER_MAX: Duration = Duration::from_secs(1);
+/// Leaders' names followed within one round.
+const REDIRECTS_MAX: u32 = 3;
+
+impl DataClient {
+    /// Reads `length` bytes, at most a transfer's worth, that a key says are there.
+    pub(crate) async fn read(&self, column: Column, length: u32) -> Result<Bytes, FsError> {
+        let mut retry = Retry::new(&self.core, "read");
+        loop {
+            let view = self.core.views.current();
+            let trouble = match view.data(column.partition) {
+                None => Trouble::NoRoute("the data partition is not in the view"),
+                Some(partition) => match self.try_members(&view, partition, column, length).await {
+                    Ok(bytes) => return Ok(bytes),
+                    Err(trouble) => trouble,
+                },
+            };
+            retry.note(&trouble);
+            match trouble.answer() {
+                Some(DataError::NoExtent) => return Err(DataError::NoExtent.into()),
+                Some(error @ (DataError::Corrupt { .. } | DataError::Invalid)) => {
+                    return Err(error.clone().into());
+                }
+                _ => {}
+            }
+            self.core.views.refresh(&*self.core.transport, &view).await;
+            retry.pause().await?;
+        }
+    }
+
+    /// Asks members until one gives the bytes; all have failed otherwise.
+    async fn try_members(
+        &self,
+        view: &View,
+        partition: &DataPartition,
+        column: Column,
+        length: u32,
+    ) -> Result<Bytes, Trouble> {
+        let mut at_leader = self.is_overwritten(column.partition, column.extent);
+        let mut waiting = self.order(partition, column, at_leader);
+        let mut flights = Flights::new();
+        let mut worst = Trouble::NoRoute("the partition has no members");
+        let mut hedge_at = Instant::now();
+        let mut redirects = 0;
+        loop {
+            if flights.is_empty() {
+                if waiting.is_empty() {
+                    return Err(worst);
+                }
+                let node = waiting.remove(0);
+                hedge_at = Instant::now() + self.hedge_after(node);
+                flights
+                    .launch(Box::pin(self.read_one(view, node, column, length, at_leader)))
+                    .await;
+            }
+            let hedge = !waiting.is_empty() && !at_leader && flights.len() < 2;
+            let landed = tokio::select! {
+                landed = flights.next() => landed,
+                () = tokio::time::sleep_until(hedge_at), if hedge => None,
+            };
+            match landed {
+                Some(Ok(bytes)) => return Ok(bytes),
+                Some(Err(trouble)) => {
+                    if let Trouble::Answered { error: DataError::NotPrimary { hint }, .. } =
+                        &trouble
+                    {
+                        // A marked extent: only the leader may answer, whoever else we asked.
+                        self.set_overwritten(column.partition, column.extent);
+                        at_leader = true;
+                        // Two members that name each other must not be asked for ever.
+                        redirects += 1;
+                        let leader = hint.filter(|l| partition.members.contains(l));
+                        if let Some(leader) = leader.filter(|_| redirects <= REDIRECTS_MAX) {
+                            self.set_leader(partition.id, leader);
+                            waiting.retain(|node| *node != leader);
+                            waiting.insert(0, leader);
+                        }
+                    }
+                    worst = worse(worst, trouble);
+                }
+                None if hedge => {
+                    self.core.stats.hedged_reads.inc();
+                    let node = waiting.remove(0);
+                    let call = self.read_one(view, node, column, length, at_leader);
+                    flights.launch(Box::pin(call)).await;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// One member's answer, checked.
+    async fn read_one(
+        &self,
+        view: &View,
+        node: NodeId,
+        column: Column,
+        length: u32,
+        at_leader: bool,
+    ) -> Result<Bytes, Trouble> {
+        let Column { partition, extent, offset } = column;
+        let request = DataRequest::Read(Read { partition, extent, offset, length, at_leader });
+        let started = Instant::now();
+        let (answer, bytes) = self.call(view, node, &request, Bytes::new(), TRY_WAIT).await?;
+        let DataAnswer::Bytes { checksums, .. } = answer else {
+            return Err(Trouble::Nonsense { node });
+        };
+        if bytes.len() != length as usize {
+            return Err(Trouble::Nonsense { node });
+        }
+        if !checksums::match_read(offset, &bytes, &checksums) {
+            self.core.stats.corrupt_reads.inc();
+            tracing::warn!(
+                %node, %partition, %extent, offset, length,
+                "bytes do not match their checksums; asking another replica"
+            );
+            return Err(Trouble::Answered { node, error: DataError::DamagedInTransit });
+        }
+        self.core.health.read_took(node, started.elapsed());
+        Ok(bytes)
+    }
+
+    /// Members in the order to ask. An extent is usually read at the same member, whose page cache
+    /// then has it, unless another one has been twice as fast.
+    fn order(&self, partition: &DataPartition, column: Column, at_leader: bool) -> Vec<NodeId> {
+        let mut order = partition.members.clone();
+        if order.is_empty() {
+            return order;
+        }
+        if at_leader {
+            let leader = self.leader(partition);
+            order.retain(|node| *node != leader);
+            order.insert(0, leader);
+            return order;
+        }
+        let home = (column.extent.0 % order.len() as u64) as usize;
+        order.rotate_left(home);
+        if order.len() > 1 {
+            let other = 1 + self.core.chance.below(order.len() - 1);
+            let latency =
+                |at: usize| order.get(at).map(|node| self.core.health.read_latency(*node));
+            let margin = Duration::from_millis(1);
+            if latency(0) > latency(other).map(|l| l * 2 + margin) {
+                order.swap(0, other);
+            }
+        }
+        order.sort_by_key(|node| self.core.health.is_suspect(*node));
+        order
+    }
+
+    fn hedge_after(&self, node: NodeId) -> Duration {
+        self.core.health.read_is_slow_after(node).clamp(HEDGE_AFTER_MIN, HEDGE_AFTER_MAX)
+    }
+}
+
+/// Which of two failures tells more: what may pass outweighs an answer that all replicas must give
+/// before it is believed.
+fn worse(old: Trouble, new: Trouble) -> Trouble {
+    let rank = |trouble: &Trouble| match trouble {
+        Trouble::NoRoute(_) => 0,
+        Trouble::Answered { error: DataError::NoExtent | DataError::Invalid, .. } => 1,
+        Trouble::Answered { error: DataError::Corrupt { .. }, .. } => 2,
+        _ => 3,
+    };
+    if rank(&new) >= rank(&old) { new } else { old }
+}

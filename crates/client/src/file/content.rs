@@ -1,0 +1,493 @@
+//! One file as this client sees it: what the servers have, with what is written here laid over it.
+//!
+//! Pure: no network, no clock, no lock. From the newest to the oldest a byte is looked for in
+//!
+//! 1. `dirty`: written, not sent;
+//! 2. `sending`: on its way to the data nodes, or in a publish as inline content;
+//! 3. `segments`: on the data nodes, published or (`unpublished`) not yet;
+//! 4. `inline`: in the inode;
+//!
+//! and is zero if it is nowhere. Bytes leave 1 and 2 only when all members have them, so a failure
+//! at any moment loses nothing: [`Content::push_failed`] puts them back.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use milpa_types::{Attributes, Column, ExtentId, PACKET_BYTES, PartitionId, Segment, Timestamp};
+use milpa_wire::meta::{Content as WireContent, Publish};
+
+use crate::data::append::Committed;
+use crate::data::flush::Extents;
+use crate::data::overwrite::Replacement;
+use crate::error::FsError;
+use crate::ranges::{RangeMap, packets};
+use crate::segments::SegmentMap;
+
+/// The largest file: what off_t can express.
+pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+/// A file's bytes and what is known of them.
+#[derive(Debug)]
+pub(crate) struct Content {
+    /// As the servers last said.
+    pub attributes: Attributes,
+    /// The servers changed the content by other hands than ours: load it anew before use.
+    pub stale: bool,
+    /// The length, unpublished bytes included.
+    size: u64,
+    segments: SegmentMap,
+    inline: Option<Bytes>,
+    unpublished: SegmentMap,
+    dirty: RangeMap,
+    sending: RangeMap,
+    untold: Untold,
+    /// Extents not known to be on all disks, and how many bytes of them matter.
+    unflushed: BTreeMap<(PartitionId, ExtentId), u64>,
+    /// Extents known to be, since this state was made.
+    flushed: BTreeMap<(PartitionId, ExtentId), u64>,
+}
+
+/// What the next publish must tell besides segments.
+#[derive(Clone, Copy, Debug, Default)]
+struct Untold {
+    end: u64,
+    modified: Option<Timestamp>,
+    overwritten: bool,
+    clear_set_id: bool,
+}
+
+/// Where a part of a read comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Bytes(Bytes),
+    Zeros(u64),
+    Extent { column: Column, length: u64 },
+}
+
+/// Which buffered bytes to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All.
+    All,
+    /// Whole packets of long runs: a stream is being written.
+    FullPackets,
+}
+
+/// What a push sends.
+#[derive(Debug, Default)]
+pub(crate) struct Push {
+    pub appends: Vec<(u64, Bytes)>,
+    pub replacements: Vec<Replacement>,
+}
+
+impl Content {
+    /// A file as the servers have it.
+    pub(crate) fn new(attributes: Attributes, content: WireContent) -> Result<Content, FsError> {
+        let (segments, inline) = taken_apart(content)?;
+        Ok(Content::from_parts(attributes, segments, inline))
+    }
+
+    /// [`new`](Content::new) from what [`parts`](Content::parts) gave.
+    pub(crate) fn from_parts(
+        attributes: Attributes,
+        segments: SegmentMap,
+        inline: Option<Bytes>,
+    ) -> Content {
+        let mut content = Content {
+            size: attributes.size,
+            attributes,
+            stale: false,
+            segments,
+            inline,
+            unpublished: SegmentMap::default(),
+            dirty: RangeMap::default(),
+            sending: RangeMap::default(),
+            untold: Untold::default(),
+            unflushed: BTreeMap::new(),
+            flushed: BTreeMap::new(),
+        };
+        content.find_unflushed();
+        content
+    }
+
+    /// The content map, if it is as published and can be kept over a close.
+    pub(crate) fn parts(&self) -> Option<(SegmentMap, Option<Bytes>)> {
+        let kept = !self.stale && !self.is_dirty();
+        kept.then(|| (self.segments.clone(), self.inline.clone()))
+    }
+
+    /// What the servers say now. Our own changes stay on top.
+    pub(crate) fn refresh(
+        &mut self,
+        attributes: Attributes,
+        content: WireContent,
+    ) -> Result<(), FsError> {
+        if attributes.content_version < self.attributes.content_version {
+            return Ok(());
+        }
+        let (mut segments, inline) = taken_apart(content)?;
+        for own in self.unpublished.iter() {
+            segments.overlay(own.clone());
+        }
+        (self.segments, self.inline) = (segments, inline);
+        self.stale = false;
+        self.attributes = attributes;
+        self.size = attributes.size.max(self.untold.end);
+        self.find_unflushed();
+        Ok(())
+    }
+
+    /// Newer attributes. A content version other than `expected` means that somebody else wrote.
+    pub(crate) fn learn(&mut self, attributes: Attributes, expected_version: u64) {
+        if attributes.content_version < self.attributes.content_version {
+            return;
+        }
+        self.stale |= attributes.content_version != expected_version
+            && attributes.content_version != self.attributes.content_version;
+        self.attributes = attributes;
+        self.size = self.size.max(attributes.size);
+    }
+
+    /// The version of what is held here, if it is whole.
+    pub(crate) fn version(&self) -> Option<u64> {
+        (!self.stale).then_some(self.attributes.content_version)
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Bytes that are only here.
+    pub(crate) fn buffered_bytes(&self) -> u64 {
+        self.dirty.bytes() + self.sending.bytes()
+    }
+
+    /// Pieces that are only here.
+    pub(crate) fn buffered_pieces(&self) -> usize {
+        self.dirty.pieces()
+    }
+
+    /// Whether anything is not yet part of the published file.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.has_untold() || !self.dirty.is_empty() || !self.sending.is_empty()
+    }
+
+    fn has_untold(&self) -> bool {
+        self.untold.modified.is_some() || !self.unpublished.is_empty()
+    }
+
+    /// Shows in attributes from a server what it cannot know yet.
+    pub(crate) fn overlay(&self, attributes: &mut Attributes) {
+        let Some(modified) = self.untold.modified else { return };
+        attributes.size = self.size;
+        attributes.modified = attributes.modified.max(modified);
+        attributes.changed = attributes.changed.max(modified);
+        let here = self.segments.bytes() + self.dirty.bytes() + self.sending.bytes();
+        attributes.allocated = attributes.allocated.max(here);
+    }
+
+    /// Takes written bytes. Gives how many older ones in the buffer they replaced.
+    pub(crate) fn write(
+        &mut self,
+        offset: u64,
+        data: Bytes,
+        now: Timestamp,
+        clear_set_id: bool,
+    ) -> u64 {
+        let end = offset + data.len() as u64;
+        self.size = self.size.max(end);
+        self.untold.end = self.untold.end.max(end);
+        self.untold.modified = Some(now);
+        self.untold.clear_set_id |= clear_set_id;
+        self.dirty.insert(offset, data)
+    }
+
+    /// Where the bytes of a read come from, in order; cut at the file's end.
+    pub(crate) fn sources(&self, offset: u64, length: u64) -> Vec<Source> {
+        let end = offset.saturating_add(length).min(self.size);
+        let mut sources = Vec::new();
+        let mut at = offset;
+        for (start, bytes) in self.buffered(offset, end) {
+            self.stored(at, start, &mut sources);
+            at = start + bytes.len() as u64;
+            sources.push(Source::Bytes(bytes));
+        }
+        self.stored(at, end, &mut sources);
+        sources
+    }
+
+    fn buffered(&self, start: u64, end: u64) -> Vec<(u64, Bytes)> {
+        let mut found = self.dirty.read(start, end);
+        if !self.sending.is_empty() {
+            for (low, high) in self.dirty.gaps(start, end) {
+                found.extend(self.sending.read(low, high));
+            }
+            found.sort_by_key(|(at, _)| *at);
+        }
+        found
+    }
+
+    fn stored(&self, start: u64, end: u64, sources: &mut Vec<Source>) {
+        if start >= end {
+            return;
+        }
+        for part in self.segments.parts(start, end) {
+            match (part.column, &self.inline) {
+                (Some(column), _) => sources.push(Source::Extent { column, length: part.length }),
+                (None, None) => sources.push(Source::Zeros(part.length)),
+                (None, Some(inline)) => {
+                    let low = part.offset.min(inline.len() as u64) as usize;
+                    let high = (part.offset + part.length).min(inline.len() as u64) as usize;
+                    if low < high {
+                        sources.push(Source::Bytes(inline.slice(low..high)));
+                    }
+                    let rest = part.length - (high - low) as u64;
+                    if rest > 0 {
+                        sources.push(Source::Zeros(rest));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether the whole file fits into its inode, so that nothing need go to data nodes.
+    fn fits_inline(&self, inline_bytes_max: u64) -> bool {
+        self.segments.is_empty() && (1..=inline_bytes_max).contains(&self.size)
+    }
+
+    /// Moves buffered bytes to `sending` and tells what to do with them; `None` when nothing is to
+    /// be sent.
+    pub(crate) fn begin_push(&mut self, scope: Scope, inline_bytes_max: u64) -> Option<Push> {
+        debug_assert!(self.sending.is_empty(), "one push at a time");
+        let leaving_inode = self.inline.is_some() && !self.segments.is_empty();
+        let nothing_to_send = self.dirty.is_empty() && !leaving_inode;
+        if nothing_to_send || self.fits_inline(inline_bytes_max) {
+            return None;
+        }
+        // Content that leaves the inode leaves it whole, or a later publish would lose a part.
+        let scope = if self.inline.is_some() { Scope::All } else { scope };
+        let mut pieces = Vec::new();
+        for (start, end) in self.dirty.runs() {
+            let end = match scope {
+                Scope::All => end,
+                Scope::FullPackets => end - (end - start) % PACKET_BYTES as u64,
+            };
+            pieces.extend(self.dirty.take(start, end));
+        }
+        for (at, bytes) in &pieces {
+            self.sending.insert(*at, bytes.clone());
+        }
+        pieces.extend(self.inline_below());
+        pieces.sort_by_key(|(at, _)| *at);
+        let push = self.split(&pieces);
+        (!push.appends.is_empty() || !push.replacements.is_empty()).then_some(push)
+    }
+
+    /// What of the inline content no newer byte covers.
+    fn inline_below(&self) -> Vec<(u64, Bytes)> {
+        let Some(inline) = &self.inline else { return Vec::new() };
+        let mut below = Vec::new();
+        for (start, end) in self.sending.gaps(0, inline.len() as u64) {
+            for part in self.segments.parts(start, end) {
+                let range = part.offset as usize..(part.offset + part.length) as usize;
+                if part.column.is_none() {
+                    below.push((part.offset, inline.slice(range)));
+                }
+            }
+        }
+        below
+    }
+
+    /// CFS section 4: what lies on committed bytes is overwritten, the rest appended.
+    fn split(&self, pieces: &[(u64, Bytes)]) -> Push {
+        let mut push = Push::default();
+        let mut appends = Vec::new();
+        for (at, data) in packets(pieces, PACKET_BYTES) {
+            for part in self.segments.parts(at, at + data.len() as u64) {
+                let low = (part.offset - at) as usize;
+                let data = data.slice(low..low + part.length as usize);
+                match part.column {
+                    None => appends.push((part.offset, data)),
+                    Some(column) => {
+                        let file_offset = part.offset;
+                        push.replacements.push(Replacement { file_offset, column, data });
+                    }
+                }
+            }
+        }
+        push.appends = packets(&appends, PACKET_BYTES);
+        push
+    }
+
+    /// Appended bytes are on all members (on their disks if `synced`). Gives how many bytes left
+    /// the buffer.
+    pub(crate) fn appended(&mut self, done: Committed, synced: bool) -> u64 {
+        let mut segment = Segment::plain(done.file_offset, done.length, done.column);
+        segment.flushed = synced;
+        if !synced {
+            note(&mut self.unflushed, &segment);
+        }
+        self.segments.overlay(segment.clone());
+        self.unpublished.overlay(segment);
+        self.sending.remove(done.file_offset, done.file_offset + done.length)
+    }
+
+    /// Overwritten bytes are in the synced logs of a majority. Gives how many left the buffer.
+    pub(crate) fn overwrote(&mut self, done: &Replacement) -> u64 {
+        self.untold.overwritten = true;
+        self.sending.remove(done.file_offset, done.file_offset + done.data.len() as u64)
+    }
+
+    /// A push or publish failed: what was not sent goes back below newer writes. Gives how many
+    /// bytes left the buffer.
+    pub(crate) fn push_failed(&mut self) -> u64 {
+        let mut released = 0;
+        for (at, bytes) in self.sending.take(0, u64::MAX) {
+            released += self.dirty.insert_below(at, &bytes);
+        }
+        released
+    }
+
+    /// Gives up everything that is not published. Gives how many bytes left the buffer.
+    pub(crate) fn discard(&mut self) -> u64 {
+        let released = self.buffered_bytes();
+        (self.dirty, self.sending) = (RangeMap::default(), RangeMap::default());
+        self.unpublished = SegmentMap::default();
+        self.untold = Untold::default();
+        self.stale = true;
+        self.size = self.attributes.size;
+        released
+    }
+
+    /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
+    /// push of all has succeeded.
+    pub(crate) fn begin_publish(&mut self, inline_bytes_max: u64) -> Option<Publish> {
+        debug_assert!(self.sending.is_empty(), "one push at a time");
+        let modified = match self.untold.modified {
+            Some(modified) => modified,
+            None if self.unpublished.is_empty() => return None,
+            None => self.attributes.modified,
+        };
+        let inline = if self.fits_inline(inline_bytes_max) { Some(self.whole()) } else { None };
+        if inline.is_some() {
+            for (at, bytes) in self.dirty.take(0, u64::MAX) {
+                self.sending.insert(at, bytes);
+            }
+        }
+        let untold = std::mem::take(&mut self.untold);
+        Some(Publish {
+            inode: self.attributes.inode,
+            truncation: self.attributes.truncation,
+            segments: self.unpublished.iter().cloned().collect(),
+            size: untold.end,
+            inline,
+            overwritten: untold.overwritten,
+            modified,
+            clear_set_id: untold.clear_set_id,
+        })
+    }
+
+    /// The whole file from memory: only for what fits inline.
+    fn whole(&self) -> Vec<u8> {
+        let mut whole = Vec::with_capacity(self.size as usize);
+        for source in self.sources(0, self.size) {
+            match source {
+                Source::Bytes(bytes) => whole.extend_from_slice(&bytes),
+                Source::Zeros(length) => whole.resize(whole.len() + length as usize, 0),
+                Source::Extent { length, .. } => {
+                    debug_assert!(false, "inline content has no extents");
+                    whole.resize(whole.len() + length as usize, 0);
+                }
+            }
+        }
+        whole
+    }
+
+    /// The publish was applied. Gives how many bytes left the buffer.
+    pub(crate) fn published(&mut self, publish: Publish, attributes: Attributes) -> u64 {
+        self.unpublished = SegmentMap::default();
+        match publish.inline {
+            Some(inline) => self.inline = Some(inline.into()),
+            None if !self.segments.is_empty() => self.inline = None,
+            None => {}
+        }
+        let expected = self.attributes.content_version + 1;
+        self.learn(attributes, expected);
+        self.sending.remove(0, u64::MAX)
+    }
+
+    /// The publish was not applied: all that it told is to be told again. Gives how many bytes left
+    /// the buffer.
+    pub(crate) fn publish_failed(&mut self, publish: &Publish) -> u64 {
+        let untold = &mut self.untold;
+        untold.end = untold.end.max(publish.size);
+        untold.overwritten |= publish.overwritten;
+        untold.clear_set_id |= publish.clear_set_id;
+        untold.modified = Some(untold.modified.unwrap_or(publish.modified));
+        self.push_failed()
+    }
+
+    /// The servers cut or extended the file to `size`. Gives how many bytes left the buffer.
+    pub(crate) fn truncated(&mut self, size: u64, attributes: Attributes) -> u64 {
+        let expected = self.attributes.content_version + 1;
+        self.segments.cut(size, u64::MAX);
+        self.unpublished.cut(size, u64::MAX);
+        if let Some(inline) = &mut self.inline {
+            inline.truncate(usize::try_from(size).unwrap_or(usize::MAX));
+        }
+        let released = self.dirty.remove(size, u64::MAX) + self.sending.remove(size, u64::MAX);
+        self.untold.end = self.untold.end.min(size);
+        self.size = size;
+        self.learn(attributes, expected);
+        self.size = self.size.min(size.max(attributes.size));
+        self.find_unflushed();
+        released
+    }
+
+    /// What an fsync must have flushed by all members.
+    pub(crate) fn unflushed(&self) -> BTreeMap<PartitionId, Extents> {
+        let mut partitions: BTreeMap<PartitionId, Extents> = BTreeMap::new();
+        for (&(partition, extent), &length) in &self.unflushed {
+            partitions.entry(partition).or_default().push((extent, length));
+        }
+        partitions
+    }
+
+    /// All members have these on disk.
+    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) {
+        for (partition, extents) in extents {
+            for (extent, length) in extents {
+                let key = (partition, extent);
+                if self.unflushed.get(&key).is_some_and(|needed| *needed <= length) {
+                    self.unflushed.remove(&key);
+                }
+                let known = self.flushed.entry(key).or_default();
+                *known = length.max(*known);
+            }
+        }
+    }
+
+    /// Looks through the whole map, after it was loaded or cut.
+    fn find_unflushed(&mut self) {
+        let mut unflushed = BTreeMap::new();
+        for segment in self.segments.iter().filter(|segment| !segment.flushed) {
+            note(&mut unflushed, segment);
+        }
+        unflushed.retain(|key, length| self.flushed.get(key).is_none_or(|done| done < length));
+        self.unflushed = unflushed;
+    }
+}
+
+fn taken_apart(content: WireContent) -> Result<(SegmentMap, Option<Bytes>), FsError> {
+    Ok(match content {
+        WireContent::Inline(bytes) => (SegmentMap::default(), Some(bytes.into())),
+        WireContent::Segments(segments) => (SegmentMap::from_server(segments)?, None),
+    })
+}
+
+fn note(unflushed: &mut BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) {
+    if let milpa_types::Columns::One(column) = &segment.columns {
+        let needed = unflushed.entry((column.partition, column.extent)).or_default();
+        *needed = (*needed).max(column.offset + segment.length);
+    }
+}

@@ -1,0 +1,259 @@
+//! Files in use: one state for each inode that is open here, shared by all its handles.
+//!
+//! Two locks. `shared` guards what is known of the file; it is never held over an await. `io`
+//! orders what goes to the servers: one push, publish or truncation of a file at a time. Reads take
+//! `shared` only, for a moment.
+
+pub(crate) mod budget;
+pub(crate) mod content;
+pub(crate) mod open;
+mod push;
+mod read;
+mod sync;
+mod truncate;
+mod write;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use milpa_types::{InodeId, SessionId};
+use tokio::time::Instant;
+
+use crate::core::lock;
+use crate::data::append::OpenExtent;
+use crate::error::FsError;
+use crate::handle::{HandleId, OpenFlags};
+use crate::stats::Stats;
+use content::Content;
+
+/// A file in use.
+pub(crate) struct FileState {
+    pub inode: InodeId,
+    /// Orders pushes, publishes and truncations.
+    pub io: Arc<tokio::sync::Mutex<Io>>,
+    shared: Mutex<Shared>,
+}
+
+/// What a push goes on with.
+#[derive(Default)]
+pub(crate) struct Io {
+    /// The extent that is appended to, and the session that opened it.
+    extent: Option<(OpenExtent, SessionId)>,
+    /// The file has a small piece by this state: what comes next gets an extent of its own.
+    has_piece: bool,
+}
+
+/// What is known of a file.
+pub(crate) struct Shared {
+    pub content: Content,
+    /// When the oldest byte that is not published was written.
+    dirty_since: Option<Instant>,
+    /// One past the last written byte, and how long the writing has been sequential.
+    sequential: (u64, u64),
+    /// A push is under way in the background.
+    is_pushing: bool,
+    /// How many failures there were in the background, and the last of them.
+    failures: (u64, Option<FsError>),
+    /// Open handles.
+    handles: u32,
+    /// It was unlinked here while open: the servers keep it until we let go.
+    held: bool,
+    /// The session in which its handles were opened; writes of an older one are refused.
+    generation: u64,
+    /// When it was last closed.
+    idle_since: Option<Instant>,
+}
+
+impl FileState {
+    fn new(content: Content, generation: u64) -> FileState {
+        let shared = Shared {
+            content,
+            dirty_since: None,
+            sequential: (0, 0),
+            is_pushing: false,
+            failures: (0, None),
+            handles: 0,
+            held: false,
+            generation,
+            idle_since: None,
+        };
+        let inode = shared.content.attributes.inode;
+        FileState { inode, io: Arc::default(), shared: Mutex::new(shared) }
+    }
+
+    pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
+        lock(&self.shared)
+    }
+
+    /// Whether somebody has a handle.
+    pub(crate) fn is_open(&self) -> bool {
+        self.shared().handles > 0
+    }
+}
+
+impl Shared {
+    /// Remembers a failure for every handle that is open now.
+    fn failed(&mut self, error: &FsError) {
+        self.failures.0 += 1;
+        self.failures.1 = Some(error.clone());
+    }
+
+    /// Notes that the buffer may have become clean.
+    fn settle_age(&mut self) {
+        if !self.content.is_dirty() {
+            self.dirty_since = None;
+        }
+    }
+
+    pub(crate) fn hold(&mut self) {
+        self.held = true;
+    }
+}
+
+/// An open file description.
+pub(crate) struct Handle {
+    pub file: Arc<FileState>,
+    pub flags: OpenFlags,
+    /// The session's generation at the open.
+    generation: u64,
+    /// Failures that this handle's user was told of, or that were before its time.
+    told: AtomicU64,
+}
+
+impl Handle {
+    /// What failed in the background since the last time, once.
+    fn untold_failure(&self) -> Option<FsError> {
+        let (count, failure) = self.file.shared().failures.clone();
+        let told = self.told.swap(count, Ordering::Relaxed);
+        failure.filter(|_| told < count)
+    }
+}
+
+/// All files in use and their handles.
+pub(crate) struct Files {
+    states: Mutex<HashMap<InodeId, Arc<FileState>>>,
+    handles: Mutex<HashMap<HandleId, Arc<Handle>>>,
+    /// Files with bytes that are not published.
+    dirty: Mutex<HashMap<InodeId, Arc<FileState>>>,
+    next_handle: AtomicU64,
+    stats: &'static Stats,
+}
+
+impl Files {
+    pub(crate) fn new(stats: &'static Stats) -> Files {
+        Files {
+            states: Mutex::default(),
+            handles: Mutex::default(),
+            dirty: Mutex::default(),
+            next_handle: AtomicU64::new(1),
+            stats,
+        }
+    }
+
+    /// The state of a file, if it has one.
+    pub(crate) fn get(&self, inode: InodeId) -> Option<Arc<FileState>> {
+        lock(&self.states).get(&inode).cloned()
+    }
+
+    /// Whether any file has a state.
+    pub(crate) fn is_empty(&self) -> bool {
+        lock(&self.states).is_empty()
+    }
+
+    /// All files with a state.
+    pub(crate) fn all(&self) -> Vec<Arc<FileState>> {
+        lock(&self.states).values().cloned().collect()
+    }
+
+    pub(crate) fn handle(&self, handle: HandleId) -> Result<Arc<Handle>, FsError> {
+        lock(&self.handles).get(&handle).cloned().ok_or(FsError::BadHandle)
+    }
+
+    /// Counts a handle in, under the table's lock, so that the state cannot go meanwhile. `make`
+    /// gives the content of a file that has no state.
+    fn attach(
+        &self,
+        inode: InodeId,
+        generation: u64,
+        make: impl FnOnce() -> Option<Content>,
+    ) -> Option<Arc<FileState>> {
+        let mut states = lock(&self.states);
+        let file = match states.get(&inode) {
+            Some(file) => Arc::clone(file),
+            None => {
+                let file = Arc::new(FileState::new(make()?, generation));
+                states.insert(inode, Arc::clone(&file));
+                self.stats.open_files.inc();
+                file
+            }
+        };
+        let mut shared = file.shared();
+        shared.handles += 1;
+        shared.idle_since = None;
+        if !shared.content.is_dirty() {
+            shared.generation = generation;
+        }
+        drop(shared);
+        Some(file)
+    }
+
+    fn add_handle(&self, file: Arc<FileState>, flags: OpenFlags, generation: u64) -> HandleId {
+        let id = HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed));
+        let told = AtomicU64::new(file.shared().failures.0);
+        lock(&self.handles).insert(id, Arc::new(Handle { file, flags, generation, told }));
+        id
+    }
+
+    fn remove_handle(&self, handle: HandleId) -> Result<Arc<Handle>, FsError> {
+        lock(&self.handles).remove(&handle).ok_or(FsError::BadHandle)
+    }
+
+    /// Counts a handle out. True if it was the last.
+    fn detach(&self, file: &FileState) -> bool {
+        let _states = lock(&self.states);
+        let mut shared = file.shared();
+        shared.handles = shared.handles.saturating_sub(1);
+        if shared.handles == 0 {
+            shared.idle_since = Some(Instant::now());
+        }
+        shared.handles == 0
+    }
+
+    /// Removes a file's state if nobody uses it and nothing in it would be lost.
+    fn forget(&self, file: &Arc<FileState>) -> bool {
+        let mut states = lock(&self.states);
+        let shared = file.shared();
+        let in_use = shared.handles > 0 || shared.content.is_dirty() || shared.is_pushing;
+        drop(shared);
+        let same = states.get(&file.inode).is_some_and(|found| Arc::ptr_eq(found, file));
+        if in_use || !same {
+            return false;
+        }
+        states.remove(&file.inode);
+        self.stats.open_files.dec();
+        true
+    }
+
+    fn mark_dirty(&self, file: &Arc<FileState>) {
+        lock(&self.dirty).insert(file.inode, Arc::clone(file));
+    }
+
+    /// Files with bytes written before `age` ago, the oldest first. Clean ones are forgotten.
+    pub(crate) fn dirty_for(&self, age: std::time::Duration) -> Vec<Arc<FileState>> {
+        let mut dirty = lock(&self.dirty);
+        let mut found = Vec::new();
+        dirty.retain(|_, file| {
+            let shared = file.shared();
+            let since = shared.dirty_since;
+            let still = since.is_some() || shared.content.is_dirty();
+            drop(shared);
+            if let Some(since) = since.filter(|since| since.elapsed() >= age) {
+                found.push((since, Arc::clone(file)));
+            }
+            still
+        });
+        found.sort_by_key(|(since, _)| *since);
+        found.into_iter().map(|(_, file)| file).collect()
+    }
+}

@@ -1,0 +1,245 @@
+//! Open and release.
+
+use std::sync::Arc;
+
+use milpa_types::{AttributeChanges, Attributes, FileKind, InodeId, MetaError};
+use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
+use tokio::time::Instant;
+
+use super::content::Content;
+use super::{FileState, Io};
+use crate::core::lock;
+use crate::error::FsError;
+use crate::handle::{HandleId, OpenFile, OpenFlags};
+use crate::inner::Inner;
+use crate::segments::SegmentMap;
+
+/// What is kept of a closed file: the content map of one version.
+#[derive(Clone)]
+pub(crate) struct KeptLayout {
+    version: u64,
+    segments: SegmentMap,
+    inline: Option<bytes::Bytes>,
+}
+
+/// What an open found out.
+pub(crate) enum Found {
+    /// The content is still the one that is known here.
+    Unchanged(Attributes),
+    /// The content as the servers have it.
+    Fresh(Attributes, WireContent),
+}
+
+impl Inner {
+    /// Opens an existing file. Asks its partition what the content is now (close-to-open): by
+    /// version only, if the layout of some version is known here.
+    pub(crate) async fn open(
+        self: &Arc<Self>,
+        inode: InodeId,
+        flags: OpenFlags,
+    ) -> Result<OpenFile, FsError> {
+        let found = self.fetch(inode).await?;
+        let mut opened = self.open_found(inode, flags, found)?;
+        if flags.truncate && opened.attributes.size > 0 {
+            let changes = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
+            match self.setattr(inode, changes).await {
+                Ok(attributes) => opened.attributes = attributes,
+                Err(error) => {
+                    self.release(opened.handle)?;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Attributes, and the content unless the version that is known here is still the newest.
+    pub(crate) async fn fetch(&self, inode: InodeId) -> Result<Found, FsError> {
+        let asked = Instant::now();
+        if let Some(version) = self.known_version(inode) {
+            let read = MetaRead::GetAttributes { inode };
+            let answer = self.meta.read(inode, read).await.map_err(FsError::by_inode)?;
+            let MetaAnswer::Attributes(attributes) = answer else {
+                return Err(FsError::Broken("getattr"));
+            };
+            self.attributes.put(inode, attributes, asked);
+            if attributes.content_version == version {
+                return Ok(Found::Unchanged(attributes));
+            }
+        }
+        let (attributes, content) = self.fetch_layout(inode).await?;
+        Ok(Found::Fresh(attributes, content))
+    }
+
+    pub(crate) async fn fetch_layout(
+        &self,
+        inode: InodeId,
+    ) -> Result<(Attributes, WireContent), FsError> {
+        let asked = Instant::now();
+        let read = MetaRead::GetLayout { inode };
+        let answer = self.meta.read(inode, read).await.map_err(FsError::by_inode)?;
+        let MetaAnswer::Layout { attributes, content } = answer else {
+            return Err(FsError::Broken("get_layout"));
+        };
+        self.attributes.put(inode, attributes, asked);
+        Ok((attributes, content))
+    }
+
+    fn known_version(&self, inode: InodeId) -> Option<u64> {
+        match self.files.get(inode) {
+            Some(file) => file.shared().content.version(),
+            None => lock(&self.layouts).get(&inode).map(|kept| kept.version),
+        }
+    }
+
+    /// Makes a handle of what was found.
+    pub(crate) fn open_found(
+        &self,
+        inode: InodeId,
+        flags: OpenFlags,
+        found: Found,
+    ) -> Result<OpenFile, FsError> {
+        let (attributes, content) = match found {
+            Found::Unchanged(attributes) => (attributes, None),
+            Found::Fresh(attributes, content) => (attributes, Some(content)),
+        };
+        match attributes.kind {
+            FileKind::File => {}
+            FileKind::Directory => return Err(MetaError::IsDirectory.into()),
+            _ => return Err(FsError::Invalid("only files are opened here")),
+        }
+        let generation = self.meta.sessions.current().1;
+        let mut broken = None;
+        let make = || match content.clone() {
+            Some(content) => Content::new(attributes, content).map_err(|e| broken = Some(e)).ok(),
+            None => {
+                let kept = lock(&self.layouts).get(&inode)?;
+                let same = kept.version == attributes.content_version;
+                same.then(|| Content::from_parts(attributes, kept.segments, kept.inline))
+            }
+        };
+        let Some(file) = self.files.attach(inode, generation, make) else {
+            // Rare: the state or the kept layout went away while its version was compared.
+            return Err(broken.unwrap_or(FsError::Broken("the layout was forgotten; open again")));
+        };
+        let mut shared = file.shared();
+        if let Some(content) = content
+            && shared.content.version() != Some(attributes.content_version)
+            && let Err(error) = shared.content.refresh(attributes, content)
+        {
+            drop(shared);
+            self.files.detach(&file);
+            return Err(error);
+        }
+        let mut attributes = attributes;
+        shared.content.overlay(&mut attributes);
+        drop(shared);
+        let keep_cache = self.keeps_pages(inode, attributes.content_version);
+        let handle = self.files.add_handle(file, flags, generation);
+        Ok(OpenFile { handle, attributes, keep_cache })
+    }
+
+    /// Whether only we have changed the content since it was last opened here.
+    fn keeps_pages(&self, inode: InodeId, version: u64) -> bool {
+        let mut versions = lock(&self.versions);
+        let known = versions.get(&inode);
+        versions.insert(inode, version);
+        known == Some(version)
+    }
+
+    /// Our own change made this version: pages stay good if it follows the one they are of.
+    pub(crate) fn advance_pages(&self, inode: InodeId, version: u64) {
+        let mut versions = lock(&self.versions);
+        if versions.get(&inode).is_some_and(|known| known + 1 == version) {
+            versions.insert(inode, version);
+        }
+    }
+
+    /// Drops a handle; the last one sends, publishes and lets go in the background.
+    pub(crate) fn release(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
+        let handle = self.files.remove_handle(handle)?;
+        if self.files.detach(&handle.file) {
+            let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
+            let (held, dirty) = {
+                let shared = file.shared();
+                (shared.held, shared.content.is_dirty())
+            };
+            if held || dirty {
+                drop(self.core.runtime.spawn(async move { inner.close_out(file).await }));
+            } else {
+                self.retire(&file);
+            }
+        }
+        Ok(())
+    }
+
+    /// After the last close: everything to the servers, or given up with a word in the log.
+    pub(crate) async fn close_out(self: &Arc<Self>, file: Arc<FileState>) {
+        let mut io = Arc::clone(&file.io).lock_owned().await;
+        let settled = self.settle(&file, &mut io).await;
+        if file.shared().handles > 0 {
+            return;
+        }
+        if let Err(error) = settled {
+            let lost = self.give_up_buffer(&file);
+            tracing::error!(
+                inode = %file.inode, %error, lost_bytes = lost,
+                "bytes that were written and never synced could not be saved; they are lost"
+            );
+        }
+        let held = std::mem::take(&mut file.shared().held);
+        if held {
+            let release = MetaWrite::Release { inode: file.inode };
+            if let Err(error) = self.meta.write(file.inode, release).await {
+                tracing::debug!(inode = %file.inode, %error, "a deleted file waits for our lease");
+            }
+        }
+        self.drop_extent(&mut io);
+        drop(io);
+        self.retire(&file);
+    }
+
+    /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that
+    /// a program that opens, appends and closes goes on in the same extent.
+    fn retire(&self, file: &Arc<FileState>) {
+        let has_extent = file.io.try_lock().map_or(true, |io| io.extent.is_some());
+        if !has_extent {
+            self.forget_file(file);
+        }
+    }
+
+    /// Moves the content map to the kept layouts and drops the state.
+    pub(crate) fn forget_file(&self, file: &Arc<FileState>) {
+        let kept = {
+            let shared = file.shared();
+            let version = shared.content.attributes.content_version;
+            let parts = shared.content.parts();
+            parts.map(|(segments, inline)| KeptLayout { version, segments, inline })
+        };
+        if self.files.forget(file) {
+            if let Some(kept) = kept {
+                lock(&self.layouts).insert(file.inode, kept);
+            }
+            if let Ok(mut io) = file.io.try_lock() {
+                self.drop_extent(&mut io);
+            }
+        }
+    }
+
+    /// Closes the extent that the file was appended to.
+    pub(crate) fn drop_extent(&self, io: &mut Io) {
+        if let Some((extent, _)) = io.extent.take() {
+            self.data.close_extent(extent);
+        }
+    }
+
+    /// Forgets files that were closed a while ago.
+    pub(crate) fn forget_idle(&self, age: std::time::Duration) {
+        for file in self.files.all() {
+            let idle = file.shared().idle_since;
+            if idle.is_some_and(|since| since.elapsed() >= age) {
+                self.forget_file(&file);
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! From the buffer to the data nodes, and from there into the file.
+
+use std::sync::Arc;
+
+use milpa_types::{MetaError, SessionId};
+use milpa_wire::meta::{MetaAnswer, MetaWrite, Publish};
+
+use super::content::{Push, Scope};
+use super::{FileState, Io};
+use crate::data::append::{AppendFor, Packet};
+use crate::error::FsError;
+use crate::inner::Inner;
+
+/// Truncations by others that a publish is redone for.
+const REDOS_MAX: u32 = 16;
+
+impl Inner {
+    /// Pushes and publishes everything that was written before.
+    pub(crate) async fn settle(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        io: &mut Io,
+    ) -> Result<(), FsError> {
+        self.push(file, io, Scope::All, false).await?;
+        self.publish(file).await
+    }
+
+    /// Sends buffered bytes to data nodes. True if there were any. A failure is remembered for every
+    /// handle; what may still succeed stays in the buffer.
+    pub(crate) async fn push(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        io: &mut Io,
+        scope: Scope,
+        sync: bool,
+    ) -> Result<bool, FsError> {
+        let session = self.check_session(file, io)?;
+        if file.shared().content.stale {
+            self.reload(file).await?;
+        }
+        let inline_bytes_max = self.inline_bytes_max();
+        let push = file.shared().content.begin_push(scope, inline_bytes_max);
+        let Some(push) = push else { return Ok(false) };
+        let result = self.send(file, io, push, session, sync).await;
+        if let Err(error) = &result {
+            self.push_failed(file, error);
+        }
+        result.map(|()| true)
+    }
+
+    async fn send(
+        &self,
+        file: &FileState,
+        io: &mut Io,
+        push: Push,
+        session: SessionId,
+        sync: bool,
+    ) -> Result<(), FsError> {
+        let Push { appends, replacements } = push;
+        let total: u64 = appends.iter().map(|(_, data)| data.len() as u64).sum();
+        let small = !io.has_piece && io.extent.is_none() && total <= self.small_file_bytes_max();
+        io.has_piece |= small && !appends.is_empty();
+        let one_packet = appends.len() == 1;
+        // The disks flush once for all packets, at the end, unless there is just one.
+        let sync_appends = sync && one_packet;
+        let purpose = AppendFor { inode: file.inode, session, sync: sync_appends, small };
+        let packets = appends.into_iter().map(|(at, data)| Packet::new(at, data)).collect();
+        let mut open = io.extent.take().map(|(extent, _)| extent);
+        let mut appended = |done| {
+            let released = file.shared().content.appended(done, sync_appends);
+            self.budget.give(released);
+        };
+        let mut replaced = |done: &_| {
+            let released = file.shared().content.overwrote(done);
+            self.budget.give(released);
+        };
+        let (appended, replaced) = tokio::join!(
+            self.data.append(purpose, packets, &mut open, &mut appended),
+            self.data.overwrite(replacements, &mut replaced),
+        );
+        io.extent = open.map(|extent| (extent, session));
+        appended.and(replaced)
+    }
+
+    /// Makes everything that was pushed part of the file. Call after a push of all.
+    pub(crate) async fn publish(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
+        let inline_bytes_max = self.inline_bytes_max();
+        let begun = file.shared().content.begin_publish(inline_bytes_max);
+        let Some(mut publish) = begun else {
+            file.shared().settle_age();
+            return Ok(());
+        };
+        match self.send_publish(file, &mut publish).await {
+            Ok(attributes) => {
+                let mut shared = file.shared();
+                let released = shared.content.published(publish, attributes);
+                shared.settle_age();
+                drop(shared);
+                self.budget.give(released);
+                self.attributes.put(file.inode, attributes, tokio::time::Instant::now());
+                self.advance_pages(file.inode, attributes.content_version);
+                Ok(())
+            }
+            Err(error) => {
+                let released = file.shared().content.publish_failed(&publish);
+                self.budget.give(released);
+                self.push_failed(file, &error);
+                Err(error)
+            }
+        }
+    }
+
+    async fn send_publish(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        publish: &mut Publish,
+    ) -> Result<milpa_types::Attributes, FsError> {
+        for _ in 0..REDOS_MAX {
+            let write = MetaWrite::Publish(publish.clone());
+            match self.meta.write(file.inode, write).await {
+                Ok(MetaAnswer::Attributes(attributes)) => return Ok(attributes),
+                Ok(_) => return Err(FsError::Broken("publish")),
+                // Somebody else truncated: our bytes come after that.
+                Err(FsError::Meta(MetaError::StaleTruncation { current })) => {
+                    publish.truncation = current;
+                    file.shared().content.stale = true;
+                }
+                Err(error) => return Err(error.by_inode()),
+            }
+        }
+        Err(FsError::Meta(MetaError::Busy))
+    }
+
+    /// After a failure: bytes that may still be saved go back to the buffer, others are dropped;
+    /// every handle will be told.
+    fn push_failed(&self, file: &FileState, error: &FsError) {
+        let mut shared = file.shared();
+        let released =
+            if error.may_pass() { shared.content.push_failed() } else { shared.content.discard() };
+        shared.failed(error);
+        shared.settle_age();
+        drop(shared);
+        self.budget.give(released);
+    }
+
+    /// Drops what is not published. Gives how many bytes that were.
+    pub(crate) fn give_up_buffer(&self, file: &FileState) -> u64 {
+        let mut shared = file.shared();
+        let released = shared.content.discard();
+        shared.settle_age();
+        drop(shared);
+        self.budget.give(released);
+        released
+    }
+
+    /// The session to write under. Bytes that were written under an expired one are dropped.
+    fn check_session(&self, file: &FileState, io: &mut Io) -> Result<SessionId, FsError> {
+        let (session, generation) = self.meta.sessions.current();
+        if io.extent.as_ref().is_some_and(|(_, opened_by)| *opened_by != session) {
+            io.extent = None;
+        }
+        let mut shared = file.shared();
+        if shared.generation == generation {
+            return Ok(session);
+        }
+        shared.generation = generation;
+        let dirty = shared.content.is_dirty();
+        drop(shared);
+        if !dirty {
+            return Ok(session);
+        }
+        let error = FsError::Stale("our session expired before the bytes were saved");
+        self.push_failed(file, &error);
+        Err(error)
+    }
+
+    /// Loads the content anew, after somebody else changed it.
+    pub(crate) async fn reload(&self, file: &FileState) -> Result<(), FsError> {
+        let (attributes, content) = self.fetch_layout(file.inode).await?;
+        file.shared().content.refresh(attributes, content)
+    }
+}

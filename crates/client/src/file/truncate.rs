@@ -1,0 +1,100 @@
+//! setattr(2) of files, truncation among it.
+
+use std::sync::Arc;
+
+use milpa_types::{AttributeChanges, Attributes, InodeId};
+use milpa_wire::meta::{MetaAnswer, MetaWrite};
+use tokio::time::Instant;
+
+use super::FileState;
+use super::content::FILE_BYTES_MAX;
+use crate::core::lock;
+use crate::error::FsError;
+use crate::flights::detach;
+use crate::inner::Inner;
+
+impl Inner {
+    /// Changes attributes. What is buffered of the file is taken into account: a truncation cuts it
+    /// exactly, and times or modes set now are not undone by bytes that were written before.
+    pub(crate) async fn setattr(
+        self: &Arc<Self>,
+        inode: InodeId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        if changes.size.is_some_and(|size| size > FILE_BYTES_MAX) {
+            return Err(FsError::TooLarge);
+        }
+        let inner = Arc::clone(self);
+        let file = self.files.get(inode);
+        detach(&self.core.runtime, async move {
+            match file {
+                Some(file) => inner.setattr_of_open(&file, changes).await,
+                None => inner.setattr_of_closed(inode, changes).await,
+            }
+        })
+        .await
+    }
+
+    async fn setattr_of_closed(
+        &self,
+        inode: InodeId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        if changes.size.is_some() {
+            lock(&self.layouts).remove(&inode);
+        }
+        let attributes = self.send_setattr(inode, changes).await?;
+        self.advance_pages(inode, attributes.content_version);
+        Ok(attributes)
+    }
+
+    async fn setattr_of_open(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        let mut io = Arc::clone(&file.io).lock_owned().await;
+        // A later publish would set the time of the last write, and clear set-id bits.
+        let sets_others = changes.mode.is_some()
+            || changes.uid.is_some()
+            || changes.gid.is_some()
+            || changes.modified.is_some();
+        if sets_others && file.shared().content.is_dirty() {
+            self.settle(file, &mut io).await?;
+        }
+        let sent = self.send_setattr(file.inode, changes).await;
+        // Without an answer it may have been cut all the same.
+        file.shared().content.stale |= sent.is_err() && changes.size.is_some();
+        let mut attributes = sent?;
+        let mut shared = file.shared();
+        let released = match changes.size {
+            Some(size) => shared.content.truncated(size, attributes),
+            None => {
+                let version = shared.content.attributes.content_version;
+                shared.content.learn(attributes, version);
+                0
+            }
+        };
+        shared.content.overlay(&mut attributes);
+        shared.settle_age();
+        drop(shared);
+        self.budget.give(released);
+        self.advance_pages(file.inode, attributes.content_version);
+        Ok(attributes)
+    }
+
+    async fn send_setattr(
+        &self,
+        inode: InodeId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        self.attributes.forget(&inode);
+        let write = MetaWrite::SetAttributes { inode, changes };
+        let answer = self.meta.write(inode, write).await.map_err(FsError::by_inode)?;
+        let MetaAnswer::Attributes(attributes) = answer else {
+            return Err(FsError::Broken("setattr"));
+        };
+        self.attributes.put(inode, attributes, Instant::now());
+        Ok(attributes)
+    }
+}

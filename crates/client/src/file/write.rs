@@ -1,0 +1,153 @@
+//! write(2): into the buffer.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::time::Instant;
+
+use super::content::{FILE_BYTES_MAX, Scope};
+use super::{FileState, Handle};
+use crate::core::{Retry, now};
+use crate::error::FsError;
+use crate::flights::detach;
+use crate::handle::HandleId;
+use crate::inner::Inner;
+
+/// A stream of this many bytes is sent while it is being written. Above it a file is no small one.
+const STREAM_BYTES: u64 = 512 * 1024;
+/// Pieces of one file beyond which they are sent…
+const PIECES_SEND: usize = 4096;
+/// …and beyond which writers wait for that.
+const PIECES_MAX: usize = 16_384;
+/// How many of a file's states may be pushed at once when the buffer is full.
+const PUSHES_MAX: usize = 32;
+
+impl Inner {
+    /// Writes, in pieces that the buffer can take.
+    pub(crate) async fn write(
+        self: &Arc<Self>,
+        handle: HandleId,
+        offset: u64,
+        mut data: Bytes,
+        clear_set_id: bool,
+    ) -> Result<(), FsError> {
+        let handle = self.files.handle(handle)?;
+        if !handle.flags.write {
+            return Err(FsError::BadHandle);
+        }
+        self.core.stats.written_bytes.inc_by(data.len() as u64);
+        let mut at = offset;
+        while !data.is_empty() {
+            let piece = data.split_to(data.len().min(self.budget.piece_bytes_max()));
+            let length = piece.len() as u64;
+            self.write_piece(&handle, at, piece, clear_set_id).await?;
+            at = at.saturating_add(length);
+        }
+        if handle.flags.sync {
+            let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
+            detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await?;
+        }
+        Ok(())
+    }
+
+    async fn write_piece(
+        self: &Arc<Self>,
+        handle: &Handle,
+        offset: u64,
+        data: Bytes,
+        clear_set_id: bool,
+    ) -> Result<(), FsError> {
+        let file = &handle.file;
+        if handle.generation != self.meta.sessions.current().1 {
+            return Err(FsError::Stale("our session expired after the file was opened"));
+        }
+        let length = data.len() as u32;
+        if !self.budget.try_take(length) {
+            self.wait_for_room(length).await?;
+        }
+        let (replaced, pieces, stream) = {
+            let mut shared = file.shared();
+            let offset = if handle.flags.append { shared.content.size() } else { offset };
+            let end = offset.checked_add(u64::from(length)).filter(|end| *end <= FILE_BYTES_MAX);
+            let Some(end) = end else {
+                drop(shared);
+                self.budget.give(u64::from(length));
+                return Err(FsError::TooLarge);
+            };
+            let replaced = shared.content.write(offset, data, now(), clear_set_id);
+            let (last, run) = shared.sequential;
+            let run = if offset == last { run } else { 0 } + u64::from(length);
+            let stream = run >= STREAM_BYTES && !shared.is_pushing;
+            shared.sequential = (end, if stream { 0 } else { run });
+            let pieces = shared.content.buffered_pieces();
+            let is_first = shared.dirty_since.is_none();
+            shared.dirty_since.get_or_insert_with(Instant::now);
+            if is_first {
+                drop(shared);
+                self.files.mark_dirty(file);
+            }
+            (replaced, pieces, stream)
+        };
+        self.budget.give(replaced);
+        if stream {
+            self.push_in_background(file, Scope::FullPackets);
+        } else if pieces > PIECES_SEND {
+            self.push_in_background(file, Scope::All);
+            if pieces > PIECES_MAX {
+                drop(file.io.lock().await);
+            }
+        }
+        Ok(())
+    }
+
+    /// The buffer is full: has everything sent, and waits for what becomes free.
+    async fn wait_for_room(self: &Arc<Self>, bytes: u32) -> Result<(), FsError> {
+        let mut retry = Retry::new(&self.core, "write");
+        retry.note("the write buffer is full");
+        loop {
+            for file in self.files.dirty_for(std::time::Duration::ZERO).iter().take(PUSHES_MAX) {
+                self.settle_in_background(file);
+            }
+            let wait = retry.cap(std::time::Duration::from_millis(500));
+            match tokio::time::timeout(wait, self.budget.take(bytes)).await {
+                Ok(()) => return Ok(()),
+                Err(_) => retry.pause().await?,
+            }
+        }
+    }
+
+    /// Sends what `scope` says, unless somebody does so already.
+    pub(crate) fn push_in_background(self: &Arc<Self>, file: &Arc<FileState>, scope: Scope) {
+        if std::mem::replace(&mut file.shared().is_pushing, true) {
+            return;
+        }
+        let (inner, file) = (Arc::clone(self), Arc::clone(file));
+        drop(self.core.runtime.spawn(async move {
+            let mut io = file.io.lock().await;
+            // A writer that keeps up with us finds the next packets taken along.
+            while let Ok(true) = inner.push(&file, &mut io, scope, false).await {
+                if scope == Scope::All {
+                    break;
+                }
+            }
+            drop(io);
+            file.shared().is_pushing = false;
+        }));
+    }
+
+    /// Sends and publishes everything, unless somebody sends already.
+    pub(crate) fn settle_in_background(self: &Arc<Self>, file: &Arc<FileState>) {
+        if std::mem::replace(&mut file.shared().is_pushing, true) {
+            return;
+        }
+        let (inner, file) = (Arc::clone(self), Arc::clone(file));
+        drop(self.core.runtime.spawn(async move {
+            let mut io = file.io.lock().await;
+            if let Err(error) = inner.settle(&file, &mut io).await {
+                tracing::debug!(inode = %file.inode, %error, "writing in the background failed");
+            }
+            drop(io);
+            file.shared().is_pushing = false;
+        }));
+    }
+}

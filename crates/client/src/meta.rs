@@ -1,0 +1,371 @@
+//! Requests to meta partitions: finding the leader, trying again, applied once.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use milpa_host::rpc::CallError;
+use milpa_types::{InodeId, MetaError, MetaPartition, MetaSlot, Next, NodeId, PartitionId};
+use milpa_wire::meta::{MetaAnswer, MetaRead, MetaRequest, MetaWrite};
+
+use crate::core::{Core, Retry, lock, now};
+use crate::error::FsError;
+use crate::session::{Sessions, Ticket};
+use crate::view::View;
+
+/// First wait for one answer: an election takes up to a second, so a silent node is left after that.
+const TRY_WAIT: Duration = Duration::from_secs(1);
+/// Longest wait for one answer, when earlier ones were in vain.
+const TRY_WAIT_MAX: Duration = Duration::from_secs(4);
+/// Redirections followed without a pause.
+const REDIRECTS_MAX: u32 = 3;
+
+/// The metadata client.
+pub(crate) struct MetaClient {
+    core: Arc<Core>,
+    pub sessions: Sessions,
+    leaders: Mutex<HashMap<PartitionId, NodeId>>,
+}
+
+/// Why a request was not answered as asked.
+enum Failure {
+    /// An answer that is the caller's to handle.
+    Answered(MetaError),
+    /// The lease ran out. `executed_maybe`: an earlier try may have been carried out.
+    Expired { executed_maybe: bool },
+    /// No answer until the deadline.
+    Unanswered(FsError),
+}
+
+impl From<Failure> for FsError {
+    fn from(failure: Failure) -> FsError {
+        match failure {
+            Failure::Answered(error) => FsError::Meta(error),
+            Failure::Expired { .. } => FsError::Stale("our session expired"),
+            Failure::Unanswered(error) => error,
+        }
+    }
+}
+
+/// What to do after one try.
+enum After {
+    Done(MetaAnswer),
+    Fail(Failure),
+    /// Ask this node at once.
+    Redirected(NodeId),
+    /// Fetch the view, then try again.
+    Refresh,
+    /// Pause, then try again.
+    Pause,
+}
+
+impl MetaClient {
+    pub(crate) fn new(core: Arc<Core>) -> MetaClient {
+        let sessions = Sessions::new(core.chance.session());
+        MetaClient { core, sessions, leaders: Mutex::default() }
+    }
+
+    /// A read, answered by the leader of the inode's partition.
+    pub(crate) async fn read(&self, inode: InodeId, read: MetaRead) -> Result<MetaAnswer, FsError> {
+        self.read_slot(inode.slot(), read).await
+    }
+
+    /// [`read`](MetaClient::read) by slot.
+    pub(crate) async fn read_slot(
+        &self,
+        slot: MetaSlot,
+        read: MetaRead,
+    ) -> Result<MetaAnswer, FsError> {
+        let mut retry = Retry::new(&self.core, operation_of_read(&read));
+        let partition = self.partition(slot, &mut retry).await?;
+        let request = MetaRequest::Read { partition, read };
+        Ok(self.exchange(slot, &request, &mut retry).await?)
+    }
+
+    /// A change in the inode's partition, applied once.
+    pub(crate) async fn write(
+        &self,
+        inode: InodeId,
+        write: MetaWrite,
+    ) -> Result<MetaAnswer, FsError> {
+        let slot = inode.slot();
+        let mut retry = Retry::new(&self.core, operation_of_write(&write));
+        let partition = self.partition(slot, &mut retry).await?;
+        loop {
+            self.open_session(slot, partition, &mut retry).await?;
+            let ticket = self.sessions.begin(partition).await;
+            let request = write_request(partition, &ticket, write.clone());
+            match self.exchange(slot, &request, &mut retry).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Expired { executed_maybe }) => {
+                    self.sessions.renew(ticket.generation, self.core.chance.session());
+                    // Only what nobody can have executed may go again under the new session.
+                    if executed_maybe {
+                        return Err(FsError::Stale("our session expired"));
+                    }
+                    retry.note("the session was unknown");
+                    drop(ticket);
+                    retry.pause().await?;
+                }
+                Err(failure) => return Err(failure.into()),
+            }
+        }
+    }
+
+    /// Opens the session in a partition, unless it is.
+    async fn open_session(
+        &self,
+        slot: MetaSlot,
+        partition: PartitionId,
+        retry: &mut Retry<'_>,
+    ) -> Result<(), FsError> {
+        let (opened, opening) = self.sessions.opening(partition);
+        if opened {
+            return Ok(());
+        }
+        let _one_at_a_time = opening.lock().await;
+        if self.sessions.opening(partition).0 {
+            return Ok(());
+        }
+        let ticket = self.sessions.begin(partition).await;
+        let request = write_request(partition, &ticket, MetaWrite::OpenSession);
+        self.exchange(slot, &request, retry).await?;
+        self.sessions.set_opened(partition, ticket.generation);
+        Ok(())
+    }
+
+    /// Ends the session wherever it is open. Best effort: what is missed ends with the lease.
+    pub(crate) async fn close_sessions(&self) {
+        for partition in self.sessions.opened() {
+            let view = self.core.views.current();
+            let Some(route) = view.volume.meta.iter().find(|p| p.id == partition) else { continue };
+            let ticket = self.sessions.begin(partition).await;
+            let request = write_request(partition, &ticket, MetaWrite::CloseSession);
+            let mut retry = Retry::new(&self.core, "close_session");
+            let closing = self.exchange(route.slot, &request, &mut retry);
+            if tokio::time::timeout(TRY_WAIT_MAX, closing).await.is_err() {
+                tracing::debug!(%partition, "the session could not be closed; its lease will end");
+            }
+        }
+    }
+
+    /// Renews the lease at every node that may lead a partition in which the session is open.
+    pub(crate) async fn keep_alive(&self) {
+        let (session, _) = self.sessions.current();
+        let view = self.core.views.current();
+        let opened = self.sessions.opened();
+        let routes = view.volume.meta.iter().filter(|p| opened.contains(&p.id));
+        let mut nodes: Vec<NodeId> = routes.flat_map(|p| p.members.iter().copied()).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        let request = MetaRequest::KeepAlive { session };
+        let mut calls: Vec<crate::transport::Boxed<'_, ()>> = Vec::new();
+        for node in nodes {
+            let Some(address) = view.address(node) else { continue };
+            let (core, request) = (&self.core, &request);
+            calls.push(Box::pin(async move {
+                // Its answer tells nothing that the next change does not: not all nodes lead.
+                match core.transport.meta(address, request, TRY_WAIT_MAX).await {
+                    Ok(_) => core.health.answered(node),
+                    Err(error) => core.health.suspect(node, address, &error),
+                }
+            }));
+        }
+        crate::flights::join_all(calls).await;
+    }
+
+    /// The partition of a slot; a slot beyond the view may have been added since.
+    async fn partition(
+        &self,
+        slot: MetaSlot,
+        retry: &mut Retry<'_>,
+    ) -> Result<PartitionId, FsError> {
+        let mut view = self.core.views.current();
+        for _ in 0..3 {
+            if let Some(route) = view.meta(slot) {
+                return Ok(route.id);
+            }
+            retry.note("no partition of the view has the inode");
+            self.core.views.refresh(&*self.core.transport, &view).await;
+            view = self.core.views.current();
+        }
+        // Ids come from users too: FUSE handles over NFS, restored backups.
+        view.meta(slot).map(|route| route.id).ok_or(FsError::Stale("no such inode in this volume"))
+    }
+
+    /// Sends a request until it is answered.
+    async fn exchange(
+        &self,
+        slot: MetaSlot,
+        request: &MetaRequest,
+        retry: &mut Retry<'_>,
+    ) -> Result<MetaAnswer, Failure> {
+        let mut failed: Option<NodeId> = None;
+        let mut redirected: Option<NodeId> = None;
+        let mut redirects = 0;
+        let mut wait = TRY_WAIT;
+        let mut executed_maybe = false;
+        loop {
+            let view = self.core.views.current();
+            let target = view.meta(slot).and_then(|route| {
+                let node = redirected.take().unwrap_or_else(|| self.pick(route, failed));
+                Some((route.id, node, view.address(node)?))
+            });
+            let after = match target {
+                None => {
+                    retry.note("the partition's nodes are not in the view");
+                    After::Refresh
+                }
+                Some((partition, node, address)) => {
+                    let wait = retry.cap(wait);
+                    let outcome = self.core.transport.meta(address, request, wait).await;
+                    executed_maybe |= matches!(&outcome, Err(e) if e.outcome_unknown())
+                        || matches!(&outcome, Ok(Err(MetaError::OutcomeUnknown)));
+                    failed = Some(node);
+                    self.judge(partition, node, address, outcome, executed_maybe, retry)
+                }
+            };
+            match after {
+                After::Done(answer) => return Ok(answer),
+                After::Fail(failure) => return Err(failure),
+                After::Redirected(leader) if redirects < REDIRECTS_MAX => {
+                    redirects += 1;
+                    redirected = Some(leader);
+                    continue;
+                }
+                After::Redirected(_) | After::Pause => redirects = 0,
+                After::Refresh => {
+                    self.core.views.refresh(&*self.core.transport, &view).await;
+                }
+            }
+            wait = (wait * 2).min(TRY_WAIT_MAX);
+            retry.pause().await.map_err(Failure::Unanswered)?;
+        }
+    }
+
+    fn judge(
+        &self,
+        partition: PartitionId,
+        node: NodeId,
+        address: SocketAddr,
+        outcome: Result<milpa_wire::meta::MetaReply, CallError>,
+        executed_maybe: bool,
+        retry: &mut Retry<'_>,
+    ) -> After {
+        let error = match outcome {
+            Ok(reply) => {
+                self.core.health.answered(node);
+                match reply {
+                    Ok(answer) => {
+                        self.set_leader(partition, node);
+                        return After::Done(answer);
+                    }
+                    Err(error) => error,
+                }
+            }
+            Err(error) => {
+                self.core.health.suspect(node, address, &error);
+                self.forget_leader(partition, node);
+                retry.note(&error);
+                return After::Pause;
+            }
+        };
+        if matches!(error, MetaError::UnknownSession) {
+            return After::Fail(Failure::Expired { executed_maybe });
+        }
+        match error.next() {
+            Next::GiveUp | Next::RetryElsewhere => return After::Fail(Failure::Answered(error)),
+            Next::RefreshRoute => {
+                self.forget_leader(partition, node);
+                retry.note(format_args!("{address}: {error}"));
+                return After::Refresh;
+            }
+            Next::RetrySame => retry.note(format_args!("{address}: {error}")),
+        }
+        match error {
+            MetaError::NotLeader { leader: Some(leader) } if leader != node => {
+                if self.core.health.is_suspect(leader) {
+                    return After::Pause;
+                }
+                self.set_leader(partition, leader);
+                After::Redirected(leader)
+            }
+            MetaError::NotLeader { .. } | MetaError::DiskFailed => {
+                self.forget_leader(partition, node);
+                After::Pause
+            }
+            // The leader is right and asks for patience.
+            _ => {
+                self.set_leader(partition, node);
+                After::Pause
+            }
+        }
+    }
+
+    /// Whom to ask: the known leader, else the members in turn, suspects last.
+    fn pick(&self, route: &MetaPartition, failed: Option<NodeId>) -> NodeId {
+        let known = lock(&self.leaders).get(&route.id).copied();
+        if let Some(leader) = known
+            && route.members.contains(&leader)
+        {
+            return leader;
+        }
+        let hinted =
+            route.leader.filter(|l| Some(*l) != failed && !self.core.health.is_suspect(*l));
+        if let Some(leader) = hinted {
+            return leader;
+        }
+        let after = route.members.iter().position(|m| Some(*m) == failed).map_or(0, |at| at + 1);
+        let in_turn = || route.members.iter().cycle().skip(after).take(route.members.len());
+        let healthy = in_turn().find(|m| !self.core.health.is_suspect(**m));
+        healthy.or_else(|| in_turn().next()).copied().unwrap_or_default()
+    }
+
+    fn set_leader(&self, partition: PartitionId, node: NodeId) {
+        lock(&self.leaders).insert(partition, node);
+    }
+
+    fn forget_leader(&self, partition: PartitionId, node: NodeId) {
+        let mut leaders = lock(&self.leaders);
+        if leaders.get(&partition) == Some(&node) {
+            leaders.remove(&partition);
+        }
+    }
+
+    /// The view that routes are taken from.
+    pub(crate) fn view(&self) -> Arc<View> {
+        self.core.views.current()
+    }
+}
+
+fn write_request(partition: PartitionId, ticket: &Ticket<'_>, write: MetaWrite) -> MetaRequest {
+    MetaRequest::Write { partition, id: ticket.id(), now: now(), write }
+}
+
+fn operation_of_read(read: &MetaRead) -> &'static str {
+    match read {
+        MetaRead::Lookup { .. } | MetaRead::LookupLayout { .. } => "lookup",
+        MetaRead::GetAttributes { .. } | MetaRead::GetAttributesBatch { .. } => "getattr",
+        MetaRead::ReadLink { .. } => "readlink",
+        MetaRead::ReadDirectory { .. } => "readdir",
+        MetaRead::GetLayout { .. } => "get_layout",
+        MetaRead::Statistics => "statfs",
+    }
+}
+
+fn operation_of_write(write: &MetaWrite) -> &'static str {
+    match write {
+        MetaWrite::OpenSession => "open_session",
+        MetaWrite::CloseSession => "close_session",
+        MetaWrite::Create { .. } => "create",
+        MetaWrite::Link { .. } => "link",
+        MetaWrite::Unlink { .. } => "unlink",
+        MetaWrite::RemoveDirectory { .. } => "rmdir",
+        MetaWrite::Rename { .. } => "rename",
+        MetaWrite::SetAttributes { .. } => "setattr",
+        MetaWrite::Publish(_) => "publish",
+        MetaWrite::Release { .. } => "release",
+        MetaWrite::GrantInodes { .. } => "grant_inodes",
+    }
+}

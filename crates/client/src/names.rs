@@ -1,0 +1,330 @@
+//! Names: lookup, create, link, unlink, rename. What changes a directory goes to its partition as
+//! one request; what the change makes untrue in our caches is forgotten with it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_types::{Attributes, FileKind, InodeId, MetaError, MetaSlot, Name};
+use milpa_wire::meta::{Entry, MetaAnswer, MetaRead, MetaWrite, NewInode};
+use tokio::time::Instant;
+
+use crate::core::lock;
+use crate::error::FsError;
+use crate::file::open::Found;
+use crate::flights::detach;
+use crate::handle::{Creation, OpenFile, OpenFlags};
+use crate::inner::Inner;
+use crate::placement::Placement;
+
+/// What a name named this long ago is believed when it only decides whether an unlinked file must
+/// be held for our own handles. The kernel looked the name up just before.
+const HINT_AGE: Duration = Duration::from_secs(5);
+
+/// What is to be created.
+pub(crate) struct NewEntry {
+    pub kind: FileKind,
+    pub creation: Creation,
+    pub device: u32,
+    pub target: Vec<u8>,
+    pub open_existing: bool,
+}
+
+impl NewEntry {
+    pub(crate) fn of(kind: FileKind, creation: Creation) -> NewEntry {
+        NewEntry { kind, creation, device: 0, target: Vec::new(), open_existing: false }
+    }
+}
+
+impl Inner {
+    pub(crate) async fn lookup(&self, parent: InodeId, name: &Name) -> Result<Attributes, FsError> {
+        if let Some((inode, _)) = self.names.get(&(parent, name.clone()))
+            && let Some(attributes) = self.attributes.get(&inode)
+        {
+            return Ok(self.with_buffered(attributes));
+        }
+        let asked = Instant::now();
+        let read = MetaRead::Lookup { parent, name: name.clone() };
+        match self.meta.read(parent, read).await? {
+            MetaAnswer::Entry(entry) => self.learn_entry(parent, entry, asked).await,
+            _ => Err(FsError::Broken("lookup")),
+        }
+    }
+
+    /// Remembers an entry and completes it with the attributes of an inode in another partition.
+    async fn learn_entry(
+        &self,
+        parent: InodeId,
+        entry: Entry,
+        asked: Instant,
+    ) -> Result<Attributes, FsError> {
+        let inode = entry.inode;
+        self.note_name(parent, entry.name, inode, entry.kind, asked);
+        let attributes = match entry.attributes {
+            Some(attributes) => attributes,
+            None => match self.meta.read(inode, MetaRead::GetAttributes { inode }).await? {
+                MetaAnswer::Attributes(attributes) => attributes,
+                _ => return Err(FsError::Broken("getattr")),
+            },
+        };
+        self.attributes.put(inode, attributes, asked);
+        Ok(self.with_buffered(attributes))
+    }
+
+    pub(crate) fn note_name(
+        &self,
+        parent: InodeId,
+        name: Name,
+        inode: InodeId,
+        kind: FileKind,
+        asked: Instant,
+    ) {
+        if parent == InodeId::ROOT && kind == FileKind::Directory {
+            lock(&self.tops).insert(inode, ());
+        }
+        self.names.put((parent, name), (inode, kind), asked);
+    }
+
+    pub(crate) async fn getattr(&self, inode: InodeId) -> Result<Attributes, FsError> {
+        if let Some(attributes) = self.attributes.get(&inode) {
+            return Ok(self.with_buffered(attributes));
+        }
+        let asked = Instant::now();
+        let read = MetaRead::GetAttributes { inode };
+        match self.meta.read(inode, read).await.map_err(FsError::by_inode)? {
+            MetaAnswer::Attributes(attributes) => {
+                self.attributes.put(inode, attributes, asked);
+                Ok(self.with_buffered(attributes))
+            }
+            _ => Err(FsError::Broken("getattr")),
+        }
+    }
+
+    /// Shows what is buffered here and cannot be known elsewhere.
+    pub(crate) fn with_buffered(&self, mut attributes: Attributes) -> Attributes {
+        if attributes.kind == FileKind::File
+            && let Some(file) = self.files.get(attributes.inode)
+        {
+            file.shared().content.overlay(&mut attributes);
+        }
+        attributes
+    }
+
+    pub(crate) async fn readlink(&self, inode: InodeId) -> Result<Bytes, FsError> {
+        let read = MetaRead::ReadLink { inode };
+        match self.meta.read(inode, read).await.map_err(FsError::by_inode)? {
+            MetaAnswer::Target(target) => Ok(target.into()),
+            _ => Err(FsError::Broken("readlink")),
+        }
+    }
+
+    /// Creates an inode and its name.
+    pub(crate) async fn make(
+        self: &Arc<Self>,
+        parent: InodeId,
+        name: &Name,
+        new: NewEntry,
+    ) -> Result<Attributes, FsError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        detach(&self.core.runtime, async move {
+            let asked = Instant::now();
+            let made = inner.send_create(parent, &name, new).await;
+            inner.attributes.forget(&parent);
+            inner.names.forget(&(parent, name));
+            inner.learn_entry(parent, made?, asked.max(Instant::now())).await
+        })
+        .await
+    }
+
+    async fn send_create(
+        &self,
+        parent: InodeId,
+        name: &Name,
+        new: NewEntry,
+    ) -> Result<Entry, FsError> {
+        let mut placement =
+            if new.kind == FileKind::Directory { self.place_directory(parent) } else { None };
+        let mut full: Vec<MetaSlot> = Vec::new();
+        let Creation { mode, uid, gid } = new.creation;
+        let NewEntry { kind, device, target, open_existing, .. } = new;
+        loop {
+            let write = MetaWrite::Create {
+                parent,
+                name: name.clone(),
+                inode: NewInode { kind, mode, uid, gid, device, target: target.clone() },
+                placement,
+                open_existing,
+                content: None,
+            };
+            match self.meta.write(parent, write).await {
+                Ok(MetaAnswer::Entry(entry)) => return Ok(entry),
+                Ok(_) => return Err(FsError::Broken("create")),
+                Err(FsError::Meta(MetaError::PartitionFull)) => {
+                    full.push(placement.unwrap_or(parent.slot()));
+                    let view = self.meta.view();
+                    let other = Placement::elsewhere(&view.volume.meta, &full);
+                    // Each slot is tried once, so this ends.
+                    placement = Some(other.ok_or(FsError::Meta(MetaError::NoSpace))?);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn place_directory(&self, parent: InodeId) -> Option<MetaSlot> {
+        let is_top = parent == InodeId::ROOT || lock(&self.tops).get(&parent).is_some();
+        let view = self.meta.view();
+        self.placement.directory(&view.volume.meta, parent, is_top, self.core.chance.next())
+    }
+
+    /// Creates a file, or takes the one that is there, and opens it.
+    pub(crate) async fn create(
+        self: &Arc<Self>,
+        parent: InodeId,
+        name: &Name,
+        creation: Creation,
+        flags: OpenFlags,
+    ) -> Result<OpenFile, FsError> {
+        let mut new = NewEntry::of(FileKind::File, creation);
+        new.open_existing = !flags.exclusive;
+        let attributes = self.make(parent, name, new).await?;
+        let is_new = attributes.kind == FileKind::File
+            && attributes.size == 0
+            && attributes.allocated == 0
+            && self.files.get(attributes.inode).is_none();
+        if !is_new {
+            return self.open(attributes.inode, flags).await;
+        }
+        // An empty file's layout need not be asked for.
+        let empty = milpa_wire::meta::Content::Segments(Vec::new());
+        self.open_found(attributes.inode, flags, Found::Fresh(attributes, empty))
+    }
+
+    pub(crate) async fn link(
+        self: &Arc<Self>,
+        inode: InodeId,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Attributes, FsError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        detach(&self.core.runtime, async move {
+            let write = MetaWrite::Link { inode, parent, name: name.clone() };
+            let linked = inner.meta.write(parent, write).await;
+            inner.attributes.forget(&parent);
+            inner.attributes.forget(&inode);
+            inner.names.forget(&(parent, name));
+            match linked? {
+                MetaAnswer::Entry(entry) => inner.learn_entry(parent, entry, Instant::now()).await,
+                _ => Err(FsError::Broken("link")),
+            }
+        })
+        .await
+    }
+
+    pub(crate) async fn unlink(
+        self: &Arc<Self>,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(), FsError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        detach(&self.core.runtime, async move {
+            let open = inner.open_target(parent, &name).await?;
+            let held = open.is_some();
+            let write = MetaWrite::Unlink { parent, name: name.clone(), held };
+            if let Some(file) = &open {
+                // Before the request: the last close may come before its answer.
+                file.shared().hold();
+            }
+            let unlinked = inner.meta.write(parent, write).await;
+            inner.forget_name(parent, name);
+            unlinked.map(drop)
+        })
+        .await
+    }
+
+    pub(crate) async fn rmdir(
+        self: &Arc<Self>,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<(), FsError> {
+        let (inner, name) = (Arc::clone(self), name.clone());
+        detach(&self.core.runtime, async move {
+            let write = MetaWrite::RemoveDirectory { parent, name: name.clone() };
+            let removed = inner.meta.write(parent, write).await;
+            inner.forget_name(parent, name);
+            removed.map(drop)
+        })
+        .await
+    }
+
+    pub(crate) async fn rename(
+        self: &Arc<Self>,
+        source: (InodeId, &Name),
+        target: (InodeId, &Name),
+        no_replace: bool,
+    ) -> Result<(), FsError> {
+        let inner = Arc::clone(self);
+        let (source_parent, source_name) = (source.0, source.1.clone());
+        let (target_parent, target_name) = (target.0, target.1.clone());
+        detach(&self.core.runtime, async move {
+            let replaced = match no_replace {
+                true => None,
+                false => inner.open_target(target_parent, &target_name).await?,
+            };
+            let moved = inner.open_target(source_parent, &source_name).await?;
+            // A file over itself: nothing is replaced, so nothing is held.
+            let replaced = replaced.filter(|r| moved.as_ref().is_none_or(|m| m.inode != r.inode));
+            if let Some(file) = &replaced {
+                file.shared().hold();
+            }
+            let write = MetaWrite::Rename {
+                source_parent,
+                source_name: source_name.clone(),
+                target_parent,
+                target_name: target_name.clone(),
+                no_replace,
+                held: replaced.is_some(),
+            };
+            let renamed = inner.meta.write(target_parent, write).await;
+            if let Some(file) = &moved {
+                inner.attributes.forget(&file.inode);
+            }
+            inner.forget_name(source_parent, source_name);
+            inner.forget_name(target_parent, target_name);
+            renamed.map(drop)
+        })
+        .await
+    }
+
+    /// A directory changed under `name`: its attributes, the name and what it named are no more.
+    fn forget_name(&self, parent: InodeId, name: Name) {
+        let key = (parent, name);
+        if let Some((inode, _)) = self.names.get_within(&key, Duration::MAX) {
+            self.attributes.forget(&inode);
+        }
+        self.names.forget(&key);
+        self.attributes.forget(&parent);
+    }
+
+    /// The file that a name names, if it is in use here. Asks a server only if some file is in use
+    /// and the name was not seen lately.
+    async fn open_target(
+        &self,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Option<Arc<crate::file::FileState>>, FsError> {
+        if self.files.is_empty() {
+            return Ok(None);
+        }
+        let hint = self.names.get_within(&(parent, name.clone()), HINT_AGE);
+        let inode = match hint {
+            Some((inode, _)) => inode,
+            None => match self.lookup(parent, name).await {
+                Ok(attributes) => attributes.inode,
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(self.files.get(inode).filter(|file| file.is_open()))
+    }
+}
