@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::process::{ServerProcess, signal_pid};
 use crate::Outcome;
+use crate::process::{ServerProcess, signal_pid};
 
 /// A running embedded cluster. Dropping it leaves nothing behind.
 #[derive(Debug)]
@@ -81,7 +81,8 @@ impl Testbed {
         words.extend(arguments);
         self.milpa(&words)?;
         let path = self.data().join("cluster.toml");
-        let text = std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
+        let text =
+            std::fs::read_to_string(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let file: ClusterFile = toml::from_str(&text).map_err(|e| e.to_string())?;
         self.processes = file.process;
         Ok(())
@@ -251,7 +252,8 @@ impl Testbed {
     pub fn allocated_bytes(&self) -> Outcome<u64> {
         let nodes = self.json(&["node", "list"])?;
         let nodes = nodes.as_array().ok_or("node list is no list")?;
-        let disks = nodes.iter().filter(|n| n["role"] == "Data").flat_map(|n| n["disks"].as_array());
+        let disks =
+            nodes.iter().filter(|n| n["role"] == "Data").flat_map(|n| n["disks"].as_array());
         Ok(disks.flatten().filter_map(|disk| disk["used_bytes"].as_u64()).sum())
     }
 
@@ -265,7 +267,10 @@ impl Testbed {
         for path in self.mounts.drain(..).rev() {
             let _ = Command::new(&self.program).args(["umount", "--force"]).arg(&path).output();
         }
-        let _ = Command::new(&self.program).args(["down", "--force", "--data"]).arg(self.data()).output();
+        let _ = Command::new(&self.program)
+            .args(["down", "--force", "--data"])
+            .arg(self.data())
+            .output();
         // A process that was stopped with SIGSTOP, or whose supervisor was killed.
         if let Ok(pid) = self.supervisor() {
             let _ = signal_pid(pid, libc::SIGKILL);

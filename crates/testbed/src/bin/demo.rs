@@ -27,7 +27,10 @@ fn main() -> ExitCode {
     match demonstrate(&mut report) {
         Ok(()) => {
             report.print();
-            println!("\nAll bytes verified, everything taken down, {:.0} s.", started.elapsed().as_secs_f64());
+            println!(
+                "\nAll bytes verified, everything taken down, {:.0} s.",
+                started.elapsed().as_secs_f64()
+            );
             ExitCode::SUCCESS
         }
         Err(problem) => {
@@ -114,7 +117,9 @@ fn copy_under_fire(
     for (index, directory) in source.crates.iter().enumerate() {
         let name = directory.file_name().map(PathBuf::from).unwrap_or_default();
         // One at a third of the way, one at two thirds.
-        if index * 3 >= source.crates.len() * (3 - shots.len()) && let Some(victim) = shots.next() {
+        if index * 3 >= source.crates.len() * (3 - shots.len())
+            && let Some(victim) = shots.next()
+        {
             let pid = victim.kill()?;
             note(&format!("killed {} (pid {pid})", victim.name));
         }
@@ -161,7 +166,8 @@ fn verify(expected: &Tree, mount: &Mounted, report: &mut Report) -> Outcome {
 /// Builds a real program inside the mount: the wire crate of this very workspace, with its tests.
 fn build(mount: &Mounted, report: &mut Report) -> Outcome {
     step("build a real program inside the mount and run its tests");
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).ok_or("no workspace")?;
+    let workspace =
+        Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).ok_or("no workspace")?;
     let started = Instant::now();
     let target = mount.path.join("build");
     for part in ["crates/types", "crates/wire"] {
@@ -269,8 +275,11 @@ fn delete(bed: &Testbed, mount: &Mounted, report: &mut Report) -> Outcome {
     for name in ["src", "build", "large"] {
         let path = mount.path.join(name);
         count += if path.is_dir() { tree::list(&path)?.len() as u64 } else { 1 };
-        let removed =
-            if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
+        let removed = if path.is_dir() {
+            std::fs::remove_dir_all(&path)
+        } else {
+            std::fs::remove_file(&path)
+        };
         removed.map_err(|e| format!("{}: {e}", path.display()))?;
     }
     report.line("delete", started, count, 0);
@@ -278,7 +287,11 @@ fn delete(bed: &Testbed, mount: &Mounted, report: &mut Report) -> Outcome {
     bed.wait_until("space given back", limit, |bed| {
         bed.allocated_bytes().is_ok_and(|bytes| bytes < before / 10)
     })?;
-    note(&format!("{} MiB allocated before, {} MiB after", before / MIB, bed.allocated_bytes()? / MIB));
+    note(&format!(
+        "{} MiB allocated before, {} MiB after",
+        before / MIB,
+        bed.allocated_bytes()? / MIB
+    ));
     Ok(())
 }
 
@@ -294,7 +307,10 @@ impl Report {
     }
 
     fn print(&self) {
-        println!("\n{:<26}{:>9}{:>9}{:>11}{:>11}{:>10}", "operation", "seconds", "count", "per s", "MiB", "MiB/s");
+        println!(
+            "\n{:<26}{:>9}{:>9}{:>11}{:>11}{:>10}",
+            "operation", "seconds", "count", "per s", "MiB", "MiB/s"
+        );
         for (what, seconds, count, bytes) in &self.lines {
             let rate = *count as f64 / seconds.max(1e-3);
             let (mib, speed) = match bytes / MIB {

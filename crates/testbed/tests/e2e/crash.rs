@@ -1,0 +1,199 @@
+//! Processes die: nothing acknowledged is lost, and no call hangs.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use milpa_testbed::{Mounted, Testbed};
+
+use crate::{pattern, write_synced};
+
+/// RELIABILITY: after a single failure no call waits longer.
+const STALL_MAX: Duration = Duration::from_secs(10);
+
+/// Writes files one after the other until told to stop, each with fsync, and keeps the longest
+/// time that one took.
+struct Writer {
+    stop: Arc<AtomicBool>,
+    done: Arc<AtomicU64>,
+    thread: std::thread::JoinHandle<Result<Duration, String>>,
+}
+
+fn content(number: u64) -> Vec<u8> {
+    pattern(number, (number * 7919 % 200_000) as usize)
+}
+
+impl Writer {
+    fn start(directory: PathBuf) -> Writer {
+        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
+        let thread = std::thread::spawn(move || {
+            let mut longest = Duration::ZERO;
+            while !stopped.load(Ordering::Acquire) {
+                let number = count.load(Ordering::Acquire);
+                let started = Instant::now();
+                write_synced(&directory.join(format!("f{number}")), &content(number))
+                    .map_err(|e| format!("file {number}: {e}"))?;
+                longest = longest.max(started.elapsed());
+                count.store(number + 1, Ordering::Release);
+            }
+            Ok(longest)
+        });
+        Writer { stop, done, thread }
+    }
+
+    /// How many files are acknowledged as on disk.
+    fn acknowledged(&self) -> u64 {
+        self.done.load(Ordering::Acquire)
+    }
+
+    fn finish(self) -> Result<(u64, Duration), String> {
+        self.stop.store(true, Ordering::Release);
+        let longest = self.thread.join().map_err(|_| "the writer panicked".to_owned())??;
+        Ok((self.done.load(Ordering::Acquire), longest))
+    }
+}
+
+#[track_caller]
+fn check_files(directory: &Path, count: u64) {
+    for number in 0..count {
+        let path = directory.join(format!("f{number}"));
+        let read = std::fs::read(&path).unwrap_or_else(|e| panic!("file {number}: {e}"));
+        assert!(read == content(number), "file {number} differs ({} bytes)", read.len());
+    }
+}
+
+fn wait_for_more(bed: &Testbed, writer: &Writer, more: u64) {
+    let target = writer.acknowledged() + more;
+    bed.wait_until("the writer goes on", Duration::from_secs(30), |_| {
+        writer.acknowledged() >= target || writer.thread.is_finished()
+    })
+    .unwrap();
+}
+
+#[test]
+fn one_process_of_each_role_dies_and_writing_goes_on() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("files");
+    std::fs::create_dir(&directory).unwrap();
+    let writer = Writer::start(directory.clone());
+    wait_for_more(&bed, &writer, 20);
+    for name in ["manager1", "meta1", "data1", "meta2", "data3", "manager2", "data2", "meta3"] {
+        bed.process(name).unwrap().kill().unwrap();
+        wait_for_more(&bed, &writer, 20);
+        bed.wait_until("restarted", Duration::from_secs(15), |bed| {
+            bed.process(name).is_ok_and(|process| process.pid().is_some())
+        })
+        .unwrap();
+    }
+    let (count, longest) = writer.finish().unwrap();
+    assert!(longest < STALL_MAX, "one file took {longest:?}");
+    let other = bed.mount("default").unwrap();
+    check_files(&other.path.join("files"), count);
+    bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
+        bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_data_node_that_stays_away_is_done_without_and_taken_back() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("files");
+    std::fs::create_dir(&directory).unwrap();
+    let writer = Writer::start(directory.clone());
+    wait_for_more(&bed, &writer, 10);
+    let away = bed.process("data2").unwrap().clone();
+    away.signal(libc::SIGSTOP).unwrap();
+    wait_for_more(&bed, &writer, 30);
+    bed.wait_until("dropped from all partitions", Duration::from_secs(10), |bed| {
+        members(bed) == 12
+    })
+    .unwrap();
+    wait_for_more(&bed, &writer, 10);
+    away.signal(libc::SIGCONT).unwrap();
+    bed.wait_until("taken back", Duration::from_secs(30), |bed| members(bed) == 18).unwrap();
+    wait_for_more(&bed, &writer, 10);
+    let (count, longest) = writer.finish().unwrap();
+    assert!(longest < STALL_MAX, "one file took {longest:?}");
+    check_files(&directory, count);
+    bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
+        bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
+}
+
+/// Members of all data partitions together.
+fn members(bed: &Testbed) -> usize {
+    let Ok(list) = bed.json(&["partition", "list"]) else { return 0 };
+    let data = list["Partitions"]["data"].as_array().cloned().unwrap_or_default();
+    data.iter().filter_map(|partition| Some(partition["members"].as_array()?.len())).sum()
+}
+
+/// Rounds of killing everything; `make crash` runs 20.
+fn rounds() -> u64 {
+    std::env::var("MILPA_CRASH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
+}
+
+#[test]
+fn everything_is_killed_at_once_and_what_was_synced_is_whole() {
+    let mut bed = Testbed::start().unwrap();
+    let mut total = 0;
+    for round in 0..rounds() {
+        let mount: Mounted = bed.mount("default").unwrap();
+        let directory = mount.path.join(format!("round{round}"));
+        std::fs::create_dir(&directory).unwrap();
+        let writer = Writer::start(directory.clone());
+        wait_for_more(&bed, &writer, 25 + round * 3);
+        let acknowledged = writer.acknowledged();
+        bed.kill_all().unwrap();
+        bed.up(&[]).unwrap();
+        wait_for_more(&bed, &writer, 5);
+        let (count, _) = writer.finish().unwrap();
+        assert!(acknowledged >= 25, "nothing was acknowledged: a void run");
+        check_files(&directory, count);
+        bed.umount(&mount).unwrap();
+        total += count;
+        println!(
+            "round {}: {count} files, {acknowledged} of them synced before the kill",
+            round + 1
+        );
+    }
+    let mount = bed.mount("default").unwrap();
+    assert_eq!(std::fs::read_dir(&mount.path).unwrap().count() as u64, rounds());
+    println!("{total} files whole after {} kills of everything", rounds());
+}
+
+#[test]
+fn down_and_up_bring_everything_back() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    std::fs::create_dir(mount.path.join("files")).unwrap();
+    for number in 0..50 {
+        // No fsync: a clean stop loses nothing that was closed.
+        std::fs::write(mount.path.join(format!("files/f{number}")), content(number)).unwrap();
+    }
+    bed.down().unwrap();
+    bed.up(&[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    check_files(&mount.path.join("files"), 50);
+}
+
+#[test]
+fn killing_the_supervisor_leaves_its_children_running() {
+    let mut bed = Testbed::start().unwrap();
+    let before: Vec<_> = bed.processes().iter().map(|process| process.pid()).collect();
+    let supervisor = bed.supervisor().unwrap();
+    std::process::Command::new("kill").args(["-9", &supervisor.to_string()]).status().unwrap();
+    bed.wait_until("supervisor gone", Duration::from_secs(5), |_| {
+        !Path::new(&format!("/proc/{supervisor}/cmdline")).exists()
+    })
+    .unwrap();
+    bed.milpa(&["status"]).unwrap();
+    bed.up(&[]).unwrap();
+    let after: Vec<_> = bed.processes().iter().map(|process| process.pid()).collect();
+    assert_eq!(before, after, "the new supervisor adopts what runs");
+}

@@ -1,0 +1,136 @@
+//! Names: directories, links and renames, also across partitions and mounts.
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use milpa_testbed::Testbed;
+
+fn errno(result: std::io::Result<()>) -> Option<i32> {
+    result.err().and_then(|error| error.raw_os_error())
+}
+
+#[test]
+fn the_usual_operations_and_their_errors() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let at = |name: &str| mount.path.join(name);
+    std::fs::create_dir(at("d")).unwrap();
+    assert_eq!(errno(std::fs::create_dir(at("d"))), Some(libc::EEXIST));
+    std::fs::write(at("d/f"), "f").unwrap();
+    assert_eq!(errno(std::fs::remove_dir(at("d"))), Some(libc::ENOTEMPTY));
+    assert_eq!(errno(std::fs::remove_file(at("d"))), Some(libc::EISDIR));
+    assert_eq!(errno(std::fs::remove_dir(at("d/f"))), Some(libc::ENOTDIR));
+    assert_eq!(std::fs::read(at("none")).unwrap_err().kind(), ErrorKind::NotFound);
+    std::fs::hard_link(at("d/f"), at("g")).unwrap();
+    assert_eq!(std::fs::metadata(at("g")).unwrap().nlink(), 2);
+    std::os::unix::fs::symlink("d/f", at("s")).unwrap();
+    assert_eq!(std::fs::read_to_string(at("s")).unwrap(), "f");
+    std::fs::rename(at("g"), at("h")).unwrap();
+    std::fs::write(at("i"), "i").unwrap();
+    std::fs::rename(at("i"), at("h")).unwrap();
+    assert_eq!(std::fs::read_to_string(at("h")).unwrap(), "i");
+    assert_eq!(std::fs::metadata(at("d/f")).unwrap().nlink(), 1);
+    std::fs::create_dir(at("e")).unwrap();
+    assert_eq!(errno(std::fs::rename(at("e"), at("d"))), Some(libc::ENOTEMPTY));
+    assert_eq!(errno(std::fs::rename(at("d"), at("d/x"))), Some(libc::EINVAL));
+    std::fs::rename(at("d"), at("e")).unwrap();
+    assert_eq!(std::fs::read_to_string(at("e/f")).unwrap(), "f");
+    assert_eq!(errno(std::fs::write(at(&"n".repeat(256)), "")), Some(libc::ENAMETOOLONG));
+    std::fs::write(at(&"n".repeat(255)), "").unwrap();
+}
+
+#[test]
+fn directories_spread_over_partitions_and_renames_cross_them() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    let mut slots = BTreeSet::new();
+    for n in 0..12 {
+        let directory = one.path.join(format!("d{n}"));
+        std::fs::create_dir(&directory).unwrap();
+        slots.insert(std::fs::metadata(&directory).unwrap().ino() >> 40);
+        std::fs::write(directory.join("file"), format!("{n}")).unwrap();
+    }
+    assert!(slots.len() > 1, "all directories went to partition {slots:?}");
+    // Files and directories move round the ring of directories.
+    for n in 0..12 {
+        let (from, to) =
+            (one.path.join(format!("d{n}")), one.path.join(format!("d{}", (n + 1) % 12)));
+        std::fs::rename(from.join("file"), to.join(format!("from{n}"))).unwrap();
+        std::fs::create_dir(from.join("sub")).unwrap();
+        std::fs::rename(from.join("sub"), to.join(format!("sub{n}"))).unwrap();
+    }
+    for n in 0..12 {
+        let directory = two.path.join(format!("d{}", (n + 1) % 12));
+        assert_eq!(
+            std::fs::read_to_string(directory.join(format!("from{n}"))).unwrap(),
+            n.to_string()
+        );
+        assert!(directory.join(format!("sub{n}")).is_dir());
+        assert_eq!(std::fs::metadata(&directory).unwrap().nlink(), 3, "d{n}");
+    }
+    std::fs::remove_dir_all(one.path.join("d0")).unwrap();
+    assert_eq!(std::fs::read_dir(&two.path).unwrap().count(), 11);
+}
+
+#[test]
+fn a_large_directory_lists_every_name_once() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("large");
+    std::fs::create_dir(&directory).unwrap();
+    let count = 5_000;
+    for n in 0..count {
+        std::fs::File::create(directory.join(format!("name-{n:06}"))).unwrap();
+    }
+    let names: BTreeSet<_> =
+        std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names.len(), count);
+    assert_eq!(list_long(&directory), count);
+    std::fs::remove_dir_all(&directory).unwrap();
+    assert!(!directory.exists());
+}
+
+fn list_long(directory: &Path) -> usize {
+    let output = std::process::Command::new("ls").arg("-l").arg(directory).output().unwrap();
+    assert!(output.status.success());
+    // The first line is the total.
+    String::from_utf8_lossy(&output.stdout).lines().count() - 1
+}
+
+#[test]
+fn a_split_volume_goes_on() {
+    let mut bed = Testbed::start().unwrap();
+    bed.milpa(&["volume", "create", "small", "--meta-partition-entries-max", "1000"]).unwrap();
+    let mount = bed.mount("small").unwrap();
+    let before = meta_partitions(&bed);
+    for n in 0..40 {
+        let directory = mount.path.join(format!("d{n}"));
+        std::fs::create_dir(&directory).unwrap();
+        for m in 0..100 {
+            std::fs::write(directory.join(format!("f{m}")), format!("{n}/{m}")).unwrap();
+        }
+    }
+    bed.wait_until("split", std::time::Duration::from_secs(20), |bed| {
+        meta_partitions(bed) > before
+    })
+    .unwrap();
+    for n in 40..60 {
+        let directory = mount.path.join(format!("d{n}"));
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::write(directory.join("after"), "split").unwrap();
+    }
+    let other = bed.mount("small").unwrap();
+    for n in 0..40 {
+        for m in 0..100 {
+            let text = std::fs::read_to_string(other.path.join(format!("d{n}/f{m}"))).unwrap();
+            assert_eq!(text, format!("{n}/{m}"));
+        }
+    }
+}
+
+fn meta_partitions(bed: &Testbed) -> usize {
+    let list = bed.json(&["partition", "list", "small"]).unwrap();
+    list["Partitions"]["meta"].as_array().map_or(0, Vec::len)
+}
