@@ -25,6 +25,14 @@ impl Leases {
         self.ends_ms.insert(session, now_ms + lease_ms);
     }
 
+    /// Gives sessions that have no timer a full lease. Not every session begins with a client's
+    /// request: a link dropped by another partition may bring its holder along.
+    pub(crate) fn adopt(&mut self, sessions: &[SessionId], now_ms: u64, lease_ms: u64) {
+        for session in sessions {
+            self.ends_ms.entry(*session).or_insert(now_ms + lease_ms);
+        }
+    }
+
     /// The session is over.
     pub(crate) fn remove(&mut self, session: SessionId) {
         self.ends_ms.remove(&session);
@@ -76,6 +84,14 @@ mod tests {
         let mut leases = Leases::all_anew(&[A], 0, 100);
         assert_eq!(leases.expired(100, 10), [A]);
         assert_eq!(leases.expired(100 + REPROPOSE_MS, 10), [A]);
+    }
+
+    #[test]
+    fn an_adopted_session_gets_a_lease_and_the_others_keep_theirs() {
+        let mut leases = Leases::all_anew(&[A], 0, 100);
+        leases.adopt(&[A, B], 50, 100);
+        assert_eq!(leases.expired(100, 10), [A]);
+        assert_eq!(leases.expired(150, 10), [B]);
     }
 
     #[test]

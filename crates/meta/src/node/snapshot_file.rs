@@ -221,4 +221,53 @@ mod tests {
         write(&path, &header(2, 99), partition.begin_snapshot(2)).unwrap();
         assert!(matches!(read(&path), Err(SnapshotFileError::Damaged(_))));
     }
+
+    /// A million files: how long freezing, writing and reading take, and how much memory a file.
+    #[test]
+    #[ignore = "a measurement: cargo test --release -p milpa-meta million -- --ignored --nocapture"]
+    fn a_million_files() {
+        use crate::core::Command;
+        use milpa_host::telemetry::memory_bytes;
+        use milpa_types::{FileKind, InodeId, Name, SessionId, Timestamp};
+        use milpa_wire::meta::{MetaWrite, NewInode, RequestId};
+        use std::time::Instant;
+
+        const FILES: u64 = 1_000_000;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a");
+        let memory = memory_bytes();
+        let mut partition = Partition::new(PartitionSetup::from(&header(2, 99).definition));
+        let command = |sequence, write| Command::Client {
+            id: RequestId { session: SessionId(1), sequence, unanswered: sequence },
+            now: Timestamp(1),
+            write,
+        };
+        partition.apply(1, &command(1, MetaWrite::OpenSession));
+        let began = Instant::now();
+        for n in 0..FILES {
+            let (kind, mode, target) = (FileKind::File, 0o644, Vec::new());
+            let write = MetaWrite::Create {
+                parent: InodeId::ROOT,
+                name: Name::new(format!("file-{n:011}").as_bytes()).unwrap(),
+                inode: NewInode { kind, mode, uid: 1, gid: 1, device: 0, target },
+                placement: None,
+                open_existing: false,
+                content: None,
+            };
+            partition.apply(n + 2, &command(n + 2, write));
+        }
+        println!("applied in {:?}", began.elapsed());
+        println!("{} bytes of memory a file", (memory_bytes() - memory) / FILES);
+        assert_eq!(partition.statistics().inodes, FILES + 1);
+
+        let began = Instant::now();
+        let snapshot = partition.begin_snapshot(2);
+        println!("frozen in {:?}", began.elapsed());
+        let bytes = write(&path, &header(2, FILES + 1), snapshot).unwrap();
+        println!("{bytes} bytes written in {:?}", began.elapsed());
+        let began = Instant::now();
+        let (_, restored) = read(&path).unwrap();
+        println!("read in {:?}", began.elapsed());
+        assert_eq!(restored.hash(), partition.hash());
+    }
 }

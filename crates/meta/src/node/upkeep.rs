@@ -15,6 +15,8 @@ use crate::core::Command;
 const GRAIN_MS: u64 = 5;
 /// Between two rounds of slower work.
 const ROUND_MS: u64 = 100;
+/// Between two looks for sessions without a timer; well below any lease.
+const CENSUS_MS: u64 = 1_000;
 /// A tick that comes this late means that the process was stopped.
 const STOPPED_MS: u64 = 500;
 /// Sessions of one partition ended in one round.
@@ -25,12 +27,13 @@ const EXPIRED_MAX: usize = 64;
 pub(crate) struct Upkeep {
     ticked_ms: u64,
     next_round_ms: u64,
+    next_census_ms: u64,
     memory_limit: u64,
 }
 
 impl Upkeep {
     pub(crate) fn new(memory_limit: u64, now: u64) -> Upkeep {
-        Upkeep { ticked_ms: now, next_round_ms: now, memory_limit }
+        Upkeep { ticked_ms: now, next_round_ms: now, next_census_ms: now, memory_limit }
     }
 
     /// Lets time pass. May be called as often as one likes.
@@ -52,10 +55,14 @@ impl Upkeep {
         }
     }
 
-    fn round(&self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
+    fn round(&mut self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
         shell.memory_full = memory_bytes() > self.memory_limit;
         let ready: Vec<PartitionId> =
             shell.replicas.values().filter(|r| r.ready).map(|r| r.id()).collect();
+        if now >= self.next_census_ms {
+            self.next_census_ms = now + CENSUS_MS;
+            ready.iter().for_each(|partition| shell.adopt_sessions(*partition, now));
+        }
         for partition in ready {
             shell.expire_sessions(multi, partition, now);
             shell.resume_operations(partition);
@@ -77,6 +84,13 @@ impl Shell {
             Metrics::get().sessions_expired.inc();
             tracing::info!(%partition, %session, "a session's lease ran out");
             Shell::propose_for_itself(multi, partition, &Command::ExpireSession { session });
+        }
+    }
+
+    fn adopt_sessions(&mut self, partition: PartitionId, now: u64) {
+        let lease_ms = self.ctx.config.session_lease_ms;
+        if let Some(replica) = self.replicas.get_mut(&partition) {
+            replica.leases.adopt(&replica.state.sessions(), now, lease_ms);
         }
     }
 
