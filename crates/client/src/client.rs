@@ -6,8 +6,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::rpc::{Credential, Identity, Pool};
 use milpa_types::{
-    AttributeChanges, Attributes, FileKind, InodeId, Name, NameError, Role, SYMLINK_BYTES_MAX,
-    Volume,
+    AttributeChanges, Attributes, ClusterId, FileKind, InodeId, Name, NameError, Role,
+    SYMLINK_BYTES_MAX, Volume,
 };
 use tokio::time::Instant;
 
@@ -62,6 +62,12 @@ impl Client {
     #[must_use]
     pub fn volume(&self) -> Volume {
         self.inner.core.views.current().volume.volume.clone()
+    }
+
+    /// The cluster that answered.
+    #[must_use]
+    pub fn cluster(&self) -> ClusterId {
+        self.inner.core.views.current().volume.cluster
     }
 
     /// Counts and times one operation.

@@ -95,8 +95,10 @@ fn check_choices(cluster: &Cluster, choices: &Choices) -> Outcome {
     let there = cluster.file.process.iter().filter(|p| p.role == Role::Data).count();
     if choices.data_nodes != 0 && choices.data_nodes != there {
         let (path, wanted) = (cluster.directory().display(), choices.data_nodes);
-        return Err(Failure::user(format!("the cluster in {path} has {there} data nodes, not {wanted}"))
-            .fix("leave --nodes away, or name another directory with --data"));
+        return Err(Failure::user(format!(
+            "the cluster in {path} has {there} data nodes, not {wanted}"
+        ))
+        .fix("leave --nodes away, or name another directory with --data"));
     }
     Ok(())
 }
@@ -200,12 +202,9 @@ fn config_text(
             config.http_peers = http.to_vec();
             toml::to_string_pretty(&config)
         }
-        Role::Meta => toml::to_string_pretty(&MetaNodeConfig::new(
-            directory,
-            listen,
-            http_listen,
-            managers,
-        )),
+        Role::Meta => {
+            toml::to_string_pretty(&MetaNodeConfig::new(directory, listen, http_listen, managers))
+        }
         _ => {
             let disks = vec![DiskConfig::new(disk)];
             let config = DataNodeConfig::new(directory, disks, listen, http_listen, managers);

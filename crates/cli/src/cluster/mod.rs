@@ -137,7 +137,10 @@ mod tests {
 
     #[test]
     fn typos_are_named() {
-        check_refused("cluster = \"1\"\nmanager = []\nkey_file = \"k\"\n", "unknown field `manager`");
+        check_refused(
+            "cluster = \"1\"\nmanager = []\nkey_file = \"k\"\n",
+            "unknown field `manager`",
+        );
         check_refused("cluster = \"x\"\nmanagers = []\nkey_file = \"k\"\n", "bad cluster id");
         check_refused("cluster = \"1\"\nmanagers = []\nkey_file = \"k\"\n", "no managers");
         check_refused("cluster = \"1\"\nmanagers = [\"a\"]\nkey_file = \"k\"\n", "socket address");

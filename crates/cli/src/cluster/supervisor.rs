@@ -103,7 +103,9 @@ fn keep_running(process: &Process, logs: &Path, stop: &AtomicBool) {
                     watch(&running, stop);
                     match child.wait() {
                         Ok(status) => info!(name = process.name, %status, "ended"),
-                        Err(error) => warn!(name = process.name, %error, "cannot learn how it ended"),
+                        Err(error) => {
+                            warn!(name = process.name, %error, "cannot learn how it ended")
+                        }
                     }
                 }
                 Err(error) => error!(name = process.name, %error, "cannot be started"),

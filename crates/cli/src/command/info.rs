@@ -74,7 +74,8 @@ fn print(path: &Path, found: &Value) {
     if segments.is_empty() {
         return;
     }
-    let titles = ["offset", "length", "partition", "extent", "at", "epoch", "primary", "nodes", "flushed"];
+    let titles =
+        ["offset", "length", "partition", "extent", "at", "epoch", "primary", "nodes", "flushed"];
     let mut table = Table::new(&titles);
     for segment in segments {
         table.row(vec![

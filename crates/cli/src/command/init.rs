@@ -69,7 +69,9 @@ pub fn config(role: ServerRole) -> Outcome {
         }
     };
     let text = text.map_err(|e| Failure::user("cannot print settings").because(&e))?;
-    println!("# Units are part of each field's name; the meaning of each stands in docs/config.md.");
+    println!(
+        "# Units are part of each field's name; the meaning of each stands in docs/config.md."
+    );
     print!("{text}");
     Ok(())
 }

@@ -55,9 +55,9 @@ fn explain(error: &ManagersError) -> Failure {
     };
     let failure = Failure::cluster(what).because(error);
     match error {
-        ManagersError::Unreachable { .. } => {
-            failure.fix("is the cluster running? Start it with `milpa up`, or name it with --cluster FILE")
-        }
+        ManagersError::Unreachable { .. } => failure.fix(
+            "is the cluster running? Start it with `milpa up`, or name it with --cluster FILE",
+        ),
         ManagersError::Refused { .. } => {
             failure.fix("check that --cluster names the right cluster and its key file")
         }

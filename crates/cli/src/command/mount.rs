@@ -18,8 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{ask, info, unexpected};
 use crate::arguments::{Mount, Umount};
-use crate::cluster::process::{Running, open_log};
 use crate::cluster::Cluster;
+use crate::cluster::process::{Running, open_log};
 use crate::failure::{Failure, Outcome};
 
 /// What the mounted process writes to its parent once the mount can be used.
@@ -96,7 +96,11 @@ fn spawn(words: &[String], log: Option<&Path>) -> Outcome {
     // The child has printed its whole failure already, in our words.
     let text = report.trim_end().trim_start_matches("error: ").to_owned();
     let empty = text.is_empty();
-    Err(Failure::user(if empty { "the mount process ended without a word".to_owned() } else { text }))
+    Err(Failure::user(if empty {
+        "the mount process ended without a word".to_owned()
+    } else {
+        text
+    }))
 }
 
 /// The process behind a mount.
@@ -130,9 +134,10 @@ fn serve_source(arguments: &Mount, options: &Options, source: Source) -> Outcome
         println!("{READY}");
         let _ = std::io::stdout().flush();
         wait_for_end(session).await?;
-        client.shutdown().await.map_err(|e| {
-            Failure::cluster("some written bytes could not be stored").because(&e)
-        })
+        client
+            .shutdown()
+            .await
+            .map_err(|e| Failure::cluster("some written bytes could not be stored").because(&e))
     })
 }
 
@@ -268,10 +273,10 @@ pub fn unmount(directory: &Path, force: bool) -> Outcome {
         }
     })?;
     match server {
-        Some(server) if !force && !server.wait(END_WAIT) => {
-            Err(Failure::cluster(format!("{shown} is unmounted, but its process has not ended"))
-                .fix("it still tries to store what was written; look at the cluster with `milpa status`"))
-        }
+        Some(server) if !force && !server.wait(END_WAIT) => Err(Failure::cluster(format!(
+            "{shown} is unmounted, but its process has not ended"
+        ))
+        .fix("it still tries to store what was written; look at the cluster with `milpa status`")),
         _ => Ok(()),
     }
 }
@@ -436,7 +441,8 @@ pub fn helper(words: &[String]) -> Outcome {
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
         match word.as_str() {
-            "-o" => options.extend(rest.next().into_iter().flat_map(|o| o.split(',')).map(str::to_owned)),
+            "-o" => options
+                .extend(rest.next().into_iter().flat_map(|o| o.split(',')).map(str::to_owned)),
             flag if flag.starts_with('-') => {}
             plain => positional.push(plain.to_owned()),
         }

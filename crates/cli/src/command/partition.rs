@@ -53,8 +53,16 @@ async fn list(managers: &Managers, volume: Option<String>, json: bool) -> Outcom
     if json {
         return print_json(&ManagerAnswer::Partitions { meta, data });
     }
-    let mut table =
-        Table::new(&["meta", "volume", "slot", "leader", "nodes", "inodes", "dentries", "new inodes"]);
+    let mut table = Table::new(&[
+        "meta",
+        "volume",
+        "slot",
+        "leader",
+        "nodes",
+        "inodes",
+        "dentries",
+        "new inodes",
+    ]);
     for partition in &meta {
         table.row(vec![
             partition.id.to_string(),
@@ -68,8 +76,9 @@ async fn list(managers: &Managers, volume: Option<String>, json: bool) -> Outcom
         ]);
     }
     print!("{}\n", table.render());
-    let mut table =
-        Table::new(&["data", "volume", "epoch", "primary", "nodes", "away", "used", "extents", "writable"]);
+    let mut table = Table::new(&[
+        "data", "volume", "epoch", "primary", "nodes", "away", "used", "extents", "writable",
+    ]);
     for partition in &data {
         let away: Vec<NodeId> =
             partition.replicas.iter().filter(|n| !partition.members.contains(n)).copied().collect();
@@ -165,7 +174,9 @@ async fn compare_data(
             Ok(DataAnswer::Digest(digests)) => digests,
             Ok(_) => return Err(Failure::cluster(format!("node {node} answered something else"))),
             Err(error) => {
-                found.differences.push(format!("data partition {}: node {node}: {error}", partition.id));
+                found
+                    .differences
+                    .push(format!("data partition {}: node {node}: {error}", partition.id));
                 continue;
             }
         };
@@ -180,7 +191,9 @@ async fn compare_data(
         for extent in all {
             if expected.get(extent) != digests.get(extent) {
                 let (id, a, b) = (partition.id, expected.get(extent), digests.get(extent));
-                let text = format!("data partition {id} extent {extent}: node {reference} {a:?}, node {node} {b:?}");
+                let text = format!(
+                    "data partition {id} extent {extent}: node {reference} {a:?}, node {node} {b:?}"
+                );
                 found.differences.push(text);
             }
         }
@@ -203,7 +216,9 @@ async fn compare_meta(
             let answer: MetaReply = call(pool, addresses, *node, Role::Meta, &request).await?;
             match answer {
                 Ok(MetaAnswer::StateHash { index, hash }) => hashes.insert(*node, (index, hash)),
-                Ok(_) => return Err(Failure::cluster(format!("node {node} answered something else"))),
+                Ok(_) => {
+                    return Err(Failure::cluster(format!("node {node} answered something else")));
+                }
                 Err(error) => {
                     let text = format!("meta partition {}: node {node}: {error}", partition.id);
                     found.differences.push(text);
@@ -219,7 +234,9 @@ async fn compare_meta(
         last = format!("{hashes:?}");
         tokio::time::sleep(HASH_PAUSE).await;
     }
-    found.differences.push(format!("meta partition {}: (index, hash) by node: {last}", partition.id));
+    found
+        .differences
+        .push(format!("meta partition {}: (index, hash) by node: {last}", partition.id));
     Ok(())
 }
 
@@ -233,6 +250,7 @@ async fn call<Q: Serialize, A: serde::de::DeserializeOwned>(
     let unknown = || Failure::cluster(format!("the managers do not know where node {node} is"));
     let address = addresses.get(&node).ok_or_else(unknown)?;
     let called = pool.call(*address, role, request, Bytes::new(), DIGEST_WAIT).await;
-    let (answer, _) = called.map_err(|e| Failure::cluster(format!("node {node} did not answer")).because(&e))?;
+    let (answer, _) =
+        called.map_err(|e| Failure::cluster(format!("node {node} did not answer")).because(&e))?;
     Ok(answer)
 }

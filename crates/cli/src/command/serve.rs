@@ -20,7 +20,12 @@ use crate::failure::{Failure, Outcome};
 pub fn run(role: Role, arguments: &Serve, cluster: Option<&Path>) -> Outcome {
     let cluster = find_cluster(&arguments.directory, cluster)?;
     let config = arguments.config.clone().unwrap_or(arguments.directory.join(CONFIG_FILE));
-    let server = Server { config, directory: &arguments.directory, id: cluster.id, secret: cluster.secret()? };
+    let server = Server {
+        config,
+        directory: &arguments.directory,
+        id: cluster.id,
+        secret: cluster.secret()?,
+    };
     telemetry::init_logs();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::user("cannot start the runtime").because(&e))?;

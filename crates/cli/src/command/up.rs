@@ -45,7 +45,14 @@ pub fn run(arguments: &Up, json: bool) -> Outcome {
     }
     let started = Instant::now();
     let (cluster, fresh) = embedded::open_or_create(&Choices { directories, data_nodes })?;
-    say(json, &format!("cluster in {}{}", cluster.directory().display(), if fresh { " (new)" } else { "" }));
+    say(
+        json,
+        &format!(
+            "cluster in {}{}",
+            cluster.directory().display(),
+            if fresh { " (new)" } else { "" }
+        ),
+    );
     start_supervisor(&cluster)?;
     let status = block_on(async {
         let managers = cluster.managers()?;

@@ -22,7 +22,12 @@ pub fn run(cluster: &Cluster, command: VolumeCommand, json: bool) -> Outcome {
                 meta_partitions: meta_partitions.unwrap_or(0),
                 data_partitions: data_partitions.unwrap_or(0),
             };
-            done(cluster, &request, json, &format!("created; mount it with: milpa mount {name} DIR"))
+            done(
+                cluster,
+                &request,
+                json,
+                &format!("created; mount it with: milpa mount {name} DIR"),
+            )
         }
         VolumeCommand::List => list(cluster, json),
         VolumeCommand::Info { name } => info(cluster, &name, json),
@@ -138,7 +143,10 @@ fn info(cluster: &Cluster, name: &str, json: bool) -> Outcome {
     println!("inline_bytes_max            {}", options.inline_bytes_max);
     println!("small_file_bytes_max        {}", options.small_file_bytes_max);
     println!("meta_partition_entries_max  {}", options.meta_partition_entries_max);
-    println!("partitions                  {} meta, {} data", summary.meta_partitions, summary.data_partitions);
+    println!(
+        "partitions                  {} meta, {} data",
+        summary.meta_partitions, summary.data_partitions
+    );
     Ok(())
 }
 
