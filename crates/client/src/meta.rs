@@ -93,8 +93,19 @@ impl MetaClient {
         let mut retry = Retry::new(&self.core, operation_of_write(&write));
         let partition = self.partition(slot, &mut retry).await?;
         loop {
-            self.open_session(slot, partition, &mut retry).await?;
+            match self.open_session(slot, partition, &mut retry).await {
+                Err(Failure::Expired { .. }) => {
+                    retry.note("the session had ended");
+                    retry.pause().await?;
+                    continue;
+                }
+                opened => opened?,
+            }
             let ticket = self.sessions.begin(partition).await;
+            if !self.sessions.opening(partition).0 {
+                // Another request found the session expired in between.
+                continue;
+            }
             let request = write_request(partition, &ticket, write.clone());
             match self.exchange(slot, &request, &mut retry).await {
                 Ok(answer) => return Ok(answer),
@@ -119,7 +130,7 @@ impl MetaClient {
         slot: MetaSlot,
         partition: PartitionId,
         retry: &mut Retry<'_>,
-    ) -> Result<(), FsError> {
+    ) -> Result<(), Failure> {
         let (opened, opening) = self.sessions.opening(partition);
         if opened {
             return Ok(());
@@ -130,7 +141,11 @@ impl MetaClient {
         }
         let ticket = self.sessions.begin(partition).await;
         let request = write_request(partition, &ticket, MetaWrite::OpenSession);
-        self.exchange(slot, &request, retry).await?;
+        let answer = self.exchange(slot, &request, retry).await;
+        if let Err(Failure::Expired { .. }) = &answer {
+            self.sessions.renew(ticket.generation, self.core.chance.session());
+        }
+        answer?;
         self.sessions.set_opened(partition, ticket.generation);
         Ok(())
     }

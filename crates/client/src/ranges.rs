@@ -262,7 +262,7 @@ mod tests {
 
     use super::*;
 
-    const SPAN: usize = 300_000;
+    const SPAN: usize = 100_000;
 
     #[derive(Clone, Debug)]
     enum Step {
@@ -273,9 +273,9 @@ mod tests {
     }
 
     fn step() -> impl Strategy<Value = Step> {
-        let length = prop_oneof![1..200usize, 1..70_000usize];
+        let length = prop_oneof![1..200usize, 1..40_000usize];
         let data = (length, any::<u8>()).prop_map(|(n, b)| vec![b; n]);
-        let place = prop_oneof![0..1000usize, 0..SPAN - 70_000];
+        let place = prop_oneof![0..1000usize, 0..SPAN - 40_000];
         prop_oneof![
             4 => (place.clone(), data.clone()).prop_map(|(at, data)| Step::Write(at, data)),
             1 => (place.clone(), data).prop_map(|(at, data)| Step::Below(at, data)),

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{DataError, ExtentId, Next, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest};
 
 use super::{DataClient, Trouble};
@@ -73,7 +73,9 @@ impl DataClient {
             if let Some(error @ (DataError::NoExtent | DataError::Invalid)) = trouble.answer() {
                 return Err(error.clone().into());
             }
-            self.core.views.refresh(&*self.core.transport, &view).await;
+            if trouble.next() != Next::RetrySame {
+                self.core.views.refresh(&*self.core.transport, &view).await;
+            }
             retry.pause().await?;
         }
     }

@@ -95,6 +95,7 @@ impl DataClient {
                 Trouble::Answered { error, .. } if error.next() == Next::GiveUp => {
                     return Err(error.clone().into());
                 }
+                Trouble::Answered { error, .. } if error.next() == Next::RetrySame => {}
                 Trouble::Answered { .. } | Trouble::NoRoute(_) => {
                     self.core.views.refresh(&*self.core.transport, &view).await;
                 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{Column, DataError, DataPartition, NodeId};
+use milpa_types::{Column, DataError, DataPartition, Next, NodeId};
 use milpa_wire::data::{DataAnswer, DataRequest, Read};
 use tokio::time::Instant;
 
@@ -43,7 +43,9 @@ impl DataClient {
                 }
                 _ => {}
             }
-            self.core.views.refresh(&*self.core.transport, &view).await;
+            if trouble.next() != Next::RetrySame {
+                self.core.views.refresh(&*self.core.transport, &view).await;
+            }
             retry.pause().await?;
         }
     }

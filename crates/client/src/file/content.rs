@@ -26,6 +26,9 @@ use crate::segments::SegmentMap;
 /// The largest file: what off_t can express.
 pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 
+/// Segments in one publish: applying it must not hold up a partition. More go in several.
+const PUBLISH_SEGMENTS_MAX: usize = 4096;
+
 /// A file's bytes and what is known of them.
 #[derive(Debug)]
 pub(crate) struct Content {
@@ -170,6 +173,11 @@ impl Content {
     /// Whether anything is not yet part of the published file.
     pub(crate) fn is_dirty(&self) -> bool {
         self.has_untold() || !self.dirty.is_empty() || !self.sending.is_empty()
+    }
+
+    /// Whether bytes on the data nodes are not part of the file yet.
+    pub(crate) fn has_unpublished(&self) -> bool {
+        !self.unpublished.is_empty()
     }
 
     fn has_untold(&self) -> bool {
@@ -378,7 +386,7 @@ impl Content {
         Some(Publish {
             inode: self.attributes.inode,
             truncation: self.attributes.truncation,
-            segments: self.unpublished.iter().cloned().collect(),
+            segments: self.unpublished.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect(),
             size: untold.end,
             inline,
             overwritten: untold.overwritten,
@@ -405,7 +413,9 @@ impl Content {
 
     /// The publish was applied. Gives how many bytes left the buffer.
     pub(crate) fn published(&mut self, publish: Publish, attributes: Attributes) -> u64 {
-        self.unpublished = SegmentMap::default();
+        for segment in &publish.segments {
+            self.unpublished.cut(segment.offset, segment.end());
+        }
         match publish.inline {
             Some(inline) => self.inline = Some(inline.into()),
             None if !self.segments.is_empty() => self.inline = None,
@@ -432,7 +442,10 @@ impl Content {
         let expected = self.attributes.content_version + 1;
         self.segments.cut(size, u64::MAX);
         self.unpublished.cut(size, u64::MAX);
-        if let Some(inline) = &mut self.inline {
+        let has_inline = self.inline.is_some();
+        if size == 0 {
+            self.inline = None;
+        } else if let Some(inline) = &mut self.inline {
             inline.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         }
         let released = self.dirty.remove(size, u64::MAX) + self.sending.remove(size, u64::MAX);
@@ -440,6 +453,8 @@ impl Content {
         self.size = size;
         self.learn(attributes, expected);
         self.size = self.size.min(size.max(attributes.size));
+        // The server may have filled inline content with zeros, which must then be replaced whole.
+        self.stale |= has_inline && size > 0;
         self.find_unflushed();
         released
     }
@@ -491,3 +506,7 @@ fn note(unflushed: &mut BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segmen
         *needed = (*needed).max(column.offset + segment.length);
     }
 }
+
+#[cfg(test)]
+#[path = "content_tests.rs"]
+mod tests;

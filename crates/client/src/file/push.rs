@@ -85,11 +85,24 @@ impl Inner {
     /// Makes everything that was pushed part of the file. Call after a push of all.
     pub(crate) async fn publish(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let inline_bytes_max = self.inline_bytes_max();
-        let begun = file.shared().content.begin_publish(inline_bytes_max);
-        let Some(mut publish) = begun else {
-            file.shared().settle_age();
-            return Ok(());
-        };
+        loop {
+            let begun = file.shared().content.begin_publish(inline_bytes_max);
+            let Some(publish) = begun else { break };
+            self.publish_one(file, publish).await?;
+            // What was written meanwhile is for the next push, not for this loop.
+            if !file.shared().content.has_unpublished() {
+                break;
+            }
+        }
+        file.shared().settle_age();
+        Ok(())
+    }
+
+    async fn publish_one(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        mut publish: Publish,
+    ) -> Result<(), FsError> {
         match self.send_publish(file, &mut publish).await {
             Ok(attributes) => {
                 let mut shared = file.shared();

@@ -1,0 +1,356 @@
+//! A file's content against a plain vector, with data nodes and a meta node that are vectors too.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use milpa_types::{
+    Attributes, Column, ExtentId, FileKind, InodeId, PACKET_BYTES, PartitionId, Timestamp,
+};
+use milpa_wire::meta::{Content as WireContent, Publish};
+use proptest::prelude::*;
+
+use super::*;
+use crate::segments::SegmentMap;
+
+const INLINE: u64 = 64;
+
+/// What the servers hold.
+struct Servers {
+    attributes: Attributes,
+    inline: Option<Vec<u8>>,
+    segments: SegmentMap,
+    extents: BTreeMap<ExtentId, Vec<u8>>,
+}
+
+fn attributes() -> Attributes {
+    Attributes {
+        inode: InodeId(9),
+        kind: FileKind::File,
+        mode: 0o644,
+        link_count: 1,
+        uid: 0,
+        gid: 0,
+        device: 0,
+        size: 0,
+        allocated: 0,
+        accessed: Timestamp(0),
+        modified: Timestamp(0),
+        changed: Timestamp(0),
+        content_version: 0,
+        truncation: 0,
+    }
+}
+
+impl Servers {
+    fn new() -> Servers {
+        let (segments, extents) = (SegmentMap::default(), BTreeMap::new());
+        Servers { attributes: attributes(), inline: None, segments, extents }
+    }
+
+    fn content(&self) -> WireContent {
+        match &self.inline {
+            Some(inline) => WireContent::Inline(inline.clone()),
+            None => WireContent::Segments(self.segments.iter().cloned().collect()),
+        }
+    }
+
+    /// All appends go to one extent, as in one session of writing.
+    fn append(&mut self, file_offset: u64, data: &Bytes) -> Committed {
+        let extent = self.extents.entry(ExtentId(1)).or_default();
+        let offset = extent.len() as u64;
+        extent.extend_from_slice(data);
+        let column = Column { partition: PartitionId(1), extent: ExtentId(1), offset };
+        Committed { file_offset, length: data.len() as u64, column }
+    }
+
+    fn overwrite(&mut self, it: &Replacement) {
+        let extent = self.extents.get_mut(&it.column.extent).expect("only what is there");
+        let at = it.column.offset as usize;
+        extent[at..at + it.data.len()].copy_from_slice(&it.data);
+    }
+
+    /// As the meta partition applies it: content in the inode goes only when all of it is covered.
+    fn publish(&mut self, publish: &Publish) -> Attributes {
+        assert_eq!(publish.truncation, self.attributes.truncation);
+        if let Some(inline) = &publish.inline {
+            assert!(publish.segments.is_empty() && inline.len() as u64 <= INLINE);
+            self.segments = SegmentMap::default();
+            self.inline = Some(inline.clone());
+        }
+        for segment in &publish.segments {
+            self.segments.overlay(segment.clone());
+            self.attributes.size = self.attributes.size.max(segment.end());
+        }
+        if !publish.segments.is_empty()
+            && let Some(inline) = self.inline.take()
+        {
+            let holes = self.segments.parts(0, inline.len() as u64);
+            assert!(holes.iter().all(|part| part.column.is_some()), "inline bytes were lost");
+        }
+        self.attributes.size = self.attributes.size.max(publish.size);
+        self.attributes.content_version += 1;
+        self.attributes
+    }
+
+    fn truncate(&mut self, size: u64) -> Attributes {
+        self.segments.cut(size, u64::MAX);
+        if let Some(inline) = &mut self.inline
+            && (size <= INLINE || size < inline.len() as u64)
+        {
+            inline.resize(size as usize, 0);
+        }
+        if size == 0 {
+            self.inline = None;
+        }
+        self.attributes.content_version += u64::from(self.attributes.size != size);
+        self.attributes.truncation += 1;
+        self.attributes.size = size;
+        self.attributes
+    }
+
+    fn read(&self, sources: Vec<Source>) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for source in sources {
+            match source {
+                Source::Bytes(piece) => bytes.extend_from_slice(&piece),
+                Source::Zeros(length) => bytes.resize(bytes.len() + length as usize, 0),
+                Source::Extent { column, length } => {
+                    let extent = &self.extents[&column.extent];
+                    let at = column.offset as usize;
+                    bytes.extend_from_slice(&extent[at..at + length as usize]);
+                }
+            }
+        }
+        bytes
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Write(u64, usize),
+    Truncate(u64),
+    /// Sends what the scope says; the connection breaks after so many operations.
+    Push(Scope, usize),
+    /// Publishes; or the answer is "no".
+    Publish(bool),
+    Reload,
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let place = prop_oneof![0..80u64, 0..3000u64, 0..400_000u64];
+    let length = prop_oneof![1..50usize, 1..2000usize, 1..300_000usize];
+    let scope = prop_oneof![Just(Scope::All), Just(Scope::FullPackets)];
+    prop_oneof![
+        5 => (place.clone(), length).prop_map(|(at, length)| Step::Write(at, length)),
+        1 => prop_oneof![Just(0), place].prop_map(Step::Truncate),
+        2 => (scope, prop_oneof![Just(usize::MAX), 0..4usize]).prop_map(|(s, n)| Step::Push(s, n)),
+        2 => any::<bool>().prop_map(Step::Publish),
+        1 => Just(Step::Reload),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+struct World {
+    servers: Servers,
+    content: Content,
+    model: Vec<u8>,
+    /// Bytes that the buffer's budget thinks are held.
+    budget: u64,
+    clock: i64,
+}
+
+impl World {
+    fn new() -> World {
+        let servers = Servers::new();
+        let content = Content::new(servers.attributes, servers.content()).unwrap();
+        World { servers, content, model: Vec::new(), budget: 0, clock: 0 }
+    }
+
+    fn write(&mut self, at: u64, length: usize) {
+        self.clock += 1;
+        let data: Vec<u8> = (0..length).map(|i| (self.clock as usize + i) as u8).collect();
+        let end = at as usize + length;
+        self.model.resize(self.model.len().max(end), 0);
+        self.model[at as usize..end].copy_from_slice(&data);
+        let replaced = self.content.write(at, data.into(), Timestamp(self.clock), false);
+        self.budget = self.budget + length as u64 - replaced;
+    }
+
+    /// True if everything was sent.
+    fn push(&mut self, scope: Scope, breaks_after: usize) -> bool {
+        if self.content.stale {
+            self.reload();
+        }
+        let Some(push) = self.content.begin_push(scope, INLINE) else { return true };
+        let mut left = breaks_after;
+        let mut next = || {
+            left = left.wrapping_sub(1);
+            left < usize::MAX / 2 || breaks_after == usize::MAX
+        };
+        for it in &push.replacements {
+            assert!(it.data.len() <= PACKET_BYTES);
+            if !next() {
+                self.budget -= self.content.push_failed();
+                return false;
+            }
+            self.servers.overwrite(it);
+            self.budget -= self.content.overwrote(it);
+        }
+        for (at, data) in &push.appends {
+            assert!(data.len() <= PACKET_BYTES);
+            if !next() {
+                self.budget -= self.content.push_failed();
+                return false;
+            }
+            let done = self.servers.append(*at, data);
+            self.budget -= self.content.appended(done, false);
+        }
+        true
+    }
+
+    fn publish(&mut self, succeeds: bool) {
+        if !self.push(Scope::All, usize::MAX) {
+            return;
+        }
+        let Some(publish) = self.content.begin_publish(INLINE) else { return };
+        if succeeds {
+            let attributes = self.servers.publish(&publish);
+            self.budget -= self.content.published(publish, attributes);
+        } else {
+            self.budget -= self.content.publish_failed(&publish);
+        }
+    }
+
+    fn truncate(&mut self, size: u64) {
+        let attributes = self.servers.truncate(size);
+        self.budget -= self.content.truncated(size, attributes);
+        self.model.resize(size as usize, 0);
+    }
+
+    fn reload(&mut self) {
+        self.content.refresh(self.servers.attributes, self.servers.content()).unwrap();
+    }
+
+    fn check(&mut self) {
+        if self.content.stale {
+            self.reload();
+        }
+        let seen = self.servers.read(self.content.sources(0, 1 << 30));
+        assert_eq!(seen.len(), self.model.len(), "length");
+        assert!(seen == self.model, "bytes differ at {:?}", differs(&seen, &self.model));
+        assert_eq!(self.content.buffered_bytes(), self.budget, "budget");
+    }
+}
+
+fn differs(a: &[u8], b: &[u8]) -> Option<usize> {
+    a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// Goal: whatever is written, cut, sent in part, refused and loaded anew, this client reads what
+    /// it wrote, and after the last publish so does everybody else; and the budget is exact.
+    #[test]
+    fn a_file_reads_as_written_through_every_failure(steps in prop::collection::vec(step(), 1..30)) {
+        let mut world = World::new();
+        for step in steps {
+            match step {
+                Step::Write(at, length) => world.write(at, length),
+                Step::Truncate(size) => world.truncate(size),
+                Step::Push(scope, breaks_after) => drop(world.push(scope, breaks_after)),
+                Step::Publish(succeeds) => world.publish(succeeds),
+                Step::Reload => world.reload(),
+                Step::Reopen => {
+                    world.publish(true);
+                    if let Some((segments, inline)) = world.content.parts() {
+                        let attributes = world.servers.attributes;
+                        world.content = Content::from_parts(attributes, segments, inline);
+                    }
+                }
+            }
+            world.check();
+        }
+        world.publish(true);
+        world.publish(true);
+        prop_assert!(!world.content.is_dirty());
+        prop_assert_eq!(world.budget, 0);
+        let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
+        let seen = world.servers.read(other.sources(0, 1 << 30));
+        prop_assert!(seen == world.model, "another client sees something else");
+        // What everybody refers to is what an fsync must flush.
+        let flush = other.unflushed();
+        prop_assert_eq!(flush.is_empty(), other.parts().unwrap().0.is_empty());
+    }
+}
+
+#[test]
+fn a_write_over_committed_bytes_and_beyond_is_split() {
+    let mut world = World::new();
+    world.write(0, 1000);
+    world.publish(true);
+    world.write(900, 300);
+    let push = world.content.begin_push(Scope::All, INLINE).unwrap();
+    let replaced: Vec<_> =
+        push.replacements.iter().map(|r| (r.file_offset, r.data.len())).collect();
+    let appended: Vec<_> = push.appends.iter().map(|(at, data)| (*at, data.len())).collect();
+    assert_eq!((replaced, appended), (vec![(900, 100)], vec![(1000, 200)]));
+}
+
+#[test]
+fn a_stream_sends_whole_packets_and_keeps_the_rest() {
+    let mut world = World::new();
+    world.write(0, 3 * PACKET_BYTES + 5);
+    let push = world.content.begin_push(Scope::FullPackets, INLINE).unwrap();
+    assert_eq!(push.appends.len(), 3);
+    assert!(push.appends.iter().all(|(_, data)| data.len() == PACKET_BYTES));
+    world.check();
+}
+
+#[test]
+fn somebody_elses_change_makes_the_content_stale() {
+    let mut world = World::new();
+    world.write(0, 1000);
+    world.push(Scope::All, usize::MAX);
+    let publish = world.content.begin_publish(INLINE).unwrap();
+    world.servers.attributes.content_version += 1;
+    let attributes = world.servers.publish(&publish);
+    world.content.published(publish, attributes);
+    assert!(world.content.stale);
+    assert_eq!(world.content.version(), None);
+}
+
+#[test]
+fn flushed_extents_are_not_flushed_again() {
+    let mut world = World::new();
+    world.write(0, 1000);
+    world.publish(true);
+    let unflushed = world.content.unflushed();
+    assert_eq!(unflushed[&PartitionId(1)], [(ExtentId(1), 1000)]);
+    world.content.flushed(unflushed);
+    assert!(world.content.unflushed().is_empty());
+    world.reload();
+    assert!(world.content.unflushed().is_empty(), "known to be on disk, whatever the layout says");
+    world.write(1000, 10);
+    world.publish(true);
+    assert_eq!(world.content.unflushed()[&PartitionId(1)], [(ExtentId(1), 1010)]);
+}
+
+#[test]
+fn more_segments_than_one_publish_takes_go_in_several() {
+    let mut world = World::new();
+    for i in 0..5000u64 {
+        let column = Column { partition: PartitionId(1), extent: ExtentId(2), offset: i * 7 };
+        world.content.appended(Committed { file_offset: i * 10, length: 5, column }, false);
+    }
+    let mut publishes = 0;
+    while let Some(publish) = world.content.begin_publish(INLINE) {
+        assert!(publish.segments.len() <= 4096);
+        let attributes = world.servers.publish(&publish);
+        world.content.published(publish, attributes);
+        publishes += 1;
+    }
+    assert_eq!(publishes, 2);
+    assert_eq!(world.servers.segments.iter().count(), 5000);
+}
