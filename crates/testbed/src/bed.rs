@@ -26,6 +26,26 @@ pub struct Mounted {
     pub path: PathBuf,
 }
 
+impl Mounted {
+    /// The process behind the mount, found by its command line.
+    ///
+    /// # Errors
+    ///
+    /// When there is none.
+    pub fn pid(&self) -> Outcome<i32> {
+        let shown = self.path.display().to_string();
+        for entry in std::fs::read_dir("/proc").map_err(|e| e.to_string())?.flatten() {
+            let Ok(pid) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            let words: Vec<&[u8]> = line.split(|byte| *byte == 0).collect();
+            if words.contains(&b"--foreground".as_slice()) && words.contains(&shown.as_bytes()) {
+                return Ok(pid);
+            }
+        }
+        Err(format!("no process serves {shown}"))
+    }
+}
+
 #[derive(Deserialize)]
 struct ClusterFile {
     process: Vec<ServerProcess>,

@@ -1,6 +1,9 @@
 //! The server processes of a test bed.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::Deserialize;
 
@@ -32,6 +35,13 @@ impl ServerProcess {
         let directory = self.directory.to_string_lossy();
         let ours = words.contains(&self.role.as_bytes()) && words.contains(&directory.as_bytes());
         ours.then_some(pid)
+    }
+
+    /// Its resident memory in bytes, if it runs.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid()?)).ok()?;
+        let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+        Some(pages * 4096)
     }
 
     /// Sends it a signal.
@@ -67,4 +77,25 @@ pub(crate) fn signal_pid(pid: i32, signal: i32) -> Outcome {
         0 => Ok(()),
         _ => Err(format!("cannot signal {pid}: {}", std::io::Error::last_os_error())),
     }
+}
+
+/// Sums a metric over its labels, as the process at `http` shows it.
+#[must_use]
+pub fn metric(http: &str, name: &str) -> Option<f64> {
+    let mut stream = TcpStream::connect(http).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    write!(stream, "GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).ok()?;
+    let values: Vec<f64> = text.lines().filter_map(|line| sample(line, name)).collect();
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
+/// The value of a line such as `name{label="x"} 3`.
+fn sample(line: &str, name: &str) -> Option<f64> {
+    let rest = line.strip_prefix(name)?;
+    if !rest.starts_with(['{', ' ']) {
+        return None;
+    }
+    rest.rsplit_once(' ')?.1.parse().ok()
 }
