@@ -1,0 +1,263 @@
+//! Content maps: publish, truncate, delete; and what goes to the free list.
+
+use milpa_types::{AttributeChanges, FreedRange};
+use milpa_wire::meta::Content;
+use proptest::prelude::*;
+
+use super::*;
+
+const LARGE: ExtentId = ExtentId(5);
+
+fn small() -> ExtentId {
+    ExtentId::small(1)
+}
+
+fn freed(extent: ExtentId, offset: u64, length: u64) -> FreedRange {
+    FreedRange { partition: PartitionId(9), extent, offset, length }
+}
+
+struct OneFile {
+    solo: Solo,
+    file: InodeId,
+}
+
+impl OneFile {
+    fn new() -> OneFile {
+        let mut solo = Solo::new();
+        let file = solo.make(ROOT, "f", FileKind::File);
+        OneFile { solo, file }
+    }
+
+    fn publish(&mut self, segments: Vec<Segment>) -> MetaReply {
+        let truncation = self.solo.stat(self.file).unwrap().truncation;
+        self.solo.write(publish(self.file, truncation, segments))
+    }
+
+    fn set_size(&mut self, size: u64) {
+        let changes = AttributeChanges { size: Some(size), ..Default::default() };
+        self.solo.write(MetaWrite::SetAttributes { inode: self.file, changes }).unwrap();
+    }
+
+    fn content(&self) -> Content {
+        match self.solo.partition.read(None, &MetaRead::GetLayout { inode: self.file }) {
+            Ok(MetaAnswer::Layout { content, .. }) => content,
+            other => panic!("not a layout: {other:?}"),
+        }
+    }
+
+    fn segments(&self) -> Vec<Segment> {
+        match self.content() {
+            Content::Segments(segments) => segments,
+            Content::Inline(_) => panic!("inline"),
+        }
+    }
+
+    fn freed(&self) -> Vec<FreedRange> {
+        self.solo.partition.free_orders(0, 1000).iter().map(|order| order.range).collect()
+    }
+}
+
+#[test]
+fn adjacent_segments_of_one_extent_become_one() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0), segment(200, 100, LARGE, 200)]).unwrap();
+    assert_eq!(f.segments().len(), 2);
+    f.publish(vec![segment(100, 100, LARGE, 100)]).unwrap();
+    assert_eq!(f.segments(), [segment(0, 300, LARGE, 0)]);
+    let attributes = f.solo.stat(f.file).unwrap();
+    assert_eq!((attributes.size, attributes.allocated), (300, 300));
+    assert_eq!(f.freed(), []);
+}
+
+#[test]
+fn the_last_publish_wins_and_the_losers_bytes_are_freed() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    f.publish(vec![segment(40, 20, small(), 7)]).unwrap();
+    let left = [segment(0, 40, LARGE, 0), segment(40, 20, small(), 7), segment(60, 40, LARGE, 60)];
+    assert_eq!(f.segments(), left);
+    assert_eq!(f.freed(), [freed(LARGE, 40, 20)]);
+    f.publish(vec![segment(0, 200, ExtentId(6), 0)]).unwrap();
+    assert_eq!(f.segments(), [segment(0, 200, ExtentId(6), 0)]);
+    assert_eq!(f.freed().len(), 4);
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 200);
+}
+
+#[test]
+fn publishing_the_same_bytes_again_frees_nothing_and_may_mark_them_flushed() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    let before = f.solo.stat(f.file).unwrap();
+    let flushed = Segment { flushed: true, ..segment(0, 60, LARGE, 0) };
+    f.publish(vec![flushed.clone()]).unwrap();
+    assert_eq!(f.segments(), [flushed.clone(), segment(60, 40, LARGE, 60)]);
+    // Without the mark: what is known to be flushed stays so.
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    assert_eq!(f.segments(), [flushed, segment(60, 40, LARGE, 60)]);
+    f.publish(vec![Segment { flushed: true, ..segment(0, 100, LARGE, 0) }]).unwrap();
+    assert_eq!(f.segments(), [Segment { flushed: true, ..segment(0, 100, LARGE, 0) }]);
+    assert_eq!(f.freed(), []);
+    assert_eq!(f.solo.stat(f.file), Ok(before), "no content changed, no time either");
+}
+
+#[test]
+fn growing_in_place_frees_nothing() {
+    let mut f = OneFile::new();
+    for end in [100, 250, 4000] {
+        f.publish(vec![segment(0, end, LARGE, 0)]).unwrap();
+    }
+    assert_eq!(f.segments(), [segment(0, 4000, LARGE, 0)]);
+    assert_eq!(f.freed(), []);
+}
+
+#[test]
+fn truncation_cuts_frees_and_fences_older_publishes() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0), segment(100, 50, small(), 9)]).unwrap();
+    f.set_size(30);
+    assert_eq!(f.segments(), [segment(0, 30, LARGE, 0)]);
+    assert_eq!(f.freed(), [freed(LARGE, 30, 70), freed(small(), 9, 50)]);
+    let late = f.solo.write(publish(f.file, 0, vec![segment(50, 10, LARGE, 200)]));
+    assert_eq!(late, Err(MetaError::StaleTruncation { current: 1 }));
+    f.set_size(1000);
+    assert_eq!(f.segments(), [segment(0, 30, LARGE, 0)], "the rest is a hole");
+    let attributes = f.solo.stat(f.file).unwrap();
+    assert_eq!((attributes.size, attributes.allocated, attributes.truncation), (1000, 30, 2));
+}
+
+#[test]
+fn deletion_frees_large_extents_whole_and_pieces_exactly() {
+    let mut f = OneFile::new();
+    let parts =
+        [segment(0, 100, LARGE, 0), segment(100, 50, small(), 9), segment(200, 9, LARGE, 200)];
+    f.publish(parts.to_vec()).unwrap();
+    f.solo.write(unlink(ROOT, "f")).unwrap();
+    assert_eq!(f.freed(), [freed(small(), 9, 50), freed(LARGE, 0, u64::MAX)]);
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 0);
+    let orders: Vec<_> =
+        f.solo.partition.free_orders(0, 10).iter().map(|order| order.order).collect();
+    assert_eq!(f.solo.partition.free_orders(orders[0], 10).len(), 1);
+    for _ in 0..2 {
+        f.solo.apply(&Command::ConfirmFreed { orders: orders.clone() });
+        assert_eq!(f.freed(), [], "confirmed orders are forgotten");
+    }
+}
+
+fn inline(f: &OneFile, content: &[u8]) -> MetaWrite {
+    MetaWrite::Publish(Publish {
+        inode: f.file,
+        truncation: f.solo.stat(f.file).unwrap().truncation,
+        segments: Vec::new(),
+        size: content.len() as u64,
+        inline: Some(content.to_vec()),
+        overwritten: false,
+        modified: Timestamp(60),
+        clear_set_id: false,
+    })
+}
+
+#[test]
+fn content_moves_into_the_inode_and_out_again() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 5, small(), 3)]).unwrap();
+    f.solo.write(inline(&f, b"hello")).unwrap();
+    assert_eq!(f.content(), Content::Inline(b"hello".to_vec()));
+    assert_eq!(f.freed(), [freed(small(), 3, 5)]);
+    f.set_size(2);
+    f.set_size(4);
+    assert_eq!(f.content(), Content::Inline(b"he\0\0".to_vec()), "no old byte comes back");
+    let partly = f.publish(vec![segment(2, 100, LARGE, 0)]);
+    assert_eq!(partly, Err(MetaError::Invalid), "inline bytes would be lost");
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    assert_eq!(f.segments(), [segment(0, 100, LARGE, 0)]);
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 100);
+    assert_eq!(f.solo.write(inline(&f, &[0; 513])), Err(MetaError::Invalid));
+}
+
+#[test]
+fn extending_far_leaves_a_hole_behind_inline_content() {
+    let mut f = OneFile::new();
+    f.solo.write(inline(&f, b"hello")).unwrap();
+    f.set_size(1 << 40);
+    assert_eq!(f.content(), Content::Inline(b"hello".to_vec()));
+    f.set_size(3);
+    assert_eq!(f.content(), Content::Inline(b"hel".to_vec()));
+    f.set_size(0);
+    assert_eq!(f.content(), Content::Segments(vec![]));
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 0);
+}
+
+#[test]
+fn hostile_segments_are_refused() {
+    let max = i64::MAX as u64;
+    for (bad, error) in [
+        (segment(0, 0, LARGE, 0), MetaError::Invalid),
+        (segment(u64::MAX, 2, LARGE, 0), MetaError::TooLarge),
+        (segment(max, 1, LARGE, 0), MetaError::TooLarge),
+        (segment(0, 1, LARGE, u64::MAX), MetaError::Invalid),
+    ] {
+        let mut f = OneFile::new();
+        assert_eq!(f.publish(vec![bad]), Err(error));
+    }
+}
+
+/// What one byte of the file is made of: its extent and the offset there.
+type Bytes = std::collections::BTreeMap<u64, (ExtentId, u64)>;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    /// Random publishes and truncations, against a map of single bytes: content, size, allocated
+    /// bytes and the free list are exact to the byte.
+    #[test]
+    fn content_is_exact_to_the_byte(
+        changes in prop::collection::vec(
+            (0u64..60, 1u64..30, any::<bool>(), 0u8..10), 1..40),
+    ) {
+        let mut f = OneFile::new();
+        let (mut bytes, mut size, mut lost, mut tail) = (Bytes::new(), 0, Vec::new(), [0u64; 3]);
+        let mut last = None;
+        for (offset, length, flushed, choice) in changes {
+            if choice == 0 {
+                f.set_size(offset);
+                size = offset;
+                lost.extend(bytes.split_off(&offset).into_values());
+                last = None;
+                continue;
+            }
+            // Extents are only appended to; now and then a segment is published again.
+            let which = usize::from(choice % 3);
+            let new = match (choice, last.take()) {
+                (9, Some(old)) => Segment { flushed, ..old },
+                _ => {
+                    let new = segment(offset, length, ExtentId(which as u64), tail[which]);
+                    tail[which] += length;
+                    Segment { flushed, ..new }
+                }
+            };
+            f.publish(vec![new.clone()]).unwrap();
+            let milpa_types::Columns::One(column) = &new.columns else { unreachable!() };
+            for i in 0..new.length {
+                let place = (column.extent, column.offset + i);
+                lost.extend(bytes.insert(new.offset + i, place).filter(|old| *old != place));
+            }
+            size = size.max(new.end());
+            last = Some(new);
+        }
+        let mut found = Bytes::new();
+        for part in f.segments() {
+            let milpa_types::Columns::One(column) = &part.columns else { unreachable!() };
+            for i in 0..part.length {
+                let twice = found.insert(part.offset + i, (column.extent, column.offset + i));
+                prop_assert_eq!(twice, None, "segments do not overlap");
+            }
+        }
+        prop_assert_eq!(&found, &bytes);
+        let attributes = f.solo.stat(f.file).unwrap();
+        prop_assert_eq!((attributes.size, attributes.allocated), (size, bytes.len() as u64));
+        let mut freed: Vec<_> =
+            f.freed().iter().flat_map(|r| (0..r.length).map(|i| (r.extent, r.offset + i))).collect();
+        freed.sort_unstable();
+        lost.sort_unstable();
+        prop_assert_eq!(freed, lost);
+    }
+}

@@ -1,0 +1,132 @@
+//! Leases, requests that are applied once, held inodes and offers.
+
+use milpa_types::{AttributeChanges, FreedRange};
+use milpa_wire::meta::{ExtentOffer, Verdict};
+
+use super::*;
+
+const OTHER: SessionId = SessionId(2);
+
+fn request(session: SessionId, sequence: u64, unanswered: u64, write: MetaWrite) -> Command {
+    let id = RequestId { session, sequence, unanswered };
+    Command::Client { id, now: Timestamp(1), write }
+}
+
+#[test]
+fn a_repeat_gets_the_first_reply_and_changes_nothing() {
+    let mut solo = Solo::new();
+    let first = request(ME, 10, 9, create(ROOT, "f", FileKind::File));
+    let reply = solo.apply(&first);
+    let hash = solo.partition.hash();
+    assert_eq!(solo.apply(&first), reply);
+    assert_eq!(solo.partition.hash(), hash);
+    // The name goes meanwhile; the repeat still is one.
+    solo.apply(&request(ME, 11, 9, unlink(ROOT, "f")));
+    assert_eq!(solo.apply(&first), reply);
+    assert_eq!(solo.find(ROOT, "f"), Err(MetaError::NotFound));
+    // Once answered, it is forgotten, and refused if it comes late all the same.
+    solo.apply(&request(ME, 12, 11, create(ROOT, "g", FileKind::File)));
+    assert_eq!(solo.apply(&first).outcome, Outcome::Reply(Err(MetaError::Stale)));
+}
+
+#[test]
+fn an_index_is_applied_once() {
+    let mut solo = Solo::new();
+    let hash = solo.partition.hash();
+    let again = solo.partition.apply(1, &request(ME, 1, 1, create(ROOT, "f", FileKind::File)));
+    assert_eq!(again.outcome, Outcome::Reply(Err(MetaError::OutcomeUnknown)));
+    assert_eq!(solo.partition.hash(), hash);
+}
+
+#[test]
+fn sequences_far_ahead_are_refused() {
+    let mut solo = Solo::new();
+    for (sequence, unanswered, expected) in
+        [(300, 43, MetaError::Invalid), (5, 6, MetaError::Invalid)]
+    {
+        let reply = solo.apply(&request(ME, sequence, unanswered, unlink(ROOT, "x"))).outcome;
+        assert_eq!(reply, Outcome::Reply(Err(expected)));
+    }
+    let reply = solo.apply(&request(ME, 300, 44, unlink(ROOT, "x"))).outcome;
+    assert_eq!(reply, Outcome::Reply(Err(MetaError::NotFound)));
+}
+
+#[test]
+fn a_session_that_ended_never_comes_back() {
+    let mut solo = Solo::new();
+    solo.make(ROOT, "f", FileKind::File);
+    solo.apply(&Command::ExpireSession { session: ME });
+    assert_eq!(solo.write(unlink(ROOT, "f")), Err(MetaError::UnknownSession));
+    assert_eq!(solo.write(MetaWrite::OpenSession), Err(MetaError::UnknownSession));
+    assert!(!solo.partition.has_session(ME));
+    solo.open(OTHER);
+    solo.open(OTHER);
+    assert_eq!(solo.partition.sessions(), [OTHER]);
+    assert_eq!(solo.write_as(OTHER, MetaWrite::CloseSession), Ok(MetaAnswer::Done));
+    assert_eq!(solo.write_as(OTHER, MetaWrite::CloseSession), Ok(MetaAnswer::Done));
+}
+
+#[test]
+fn an_unlinked_file_lives_while_its_holder_does() {
+    for end in ["release", "close", "expire"] {
+        let mut solo = Solo::new();
+        solo.open(OTHER);
+        let file = solo.make(ROOT, "f", FileKind::File);
+        let held = MetaWrite::Unlink { parent: ROOT, name: name("f"), held: true };
+        solo.write(held).unwrap();
+        assert_eq!(solo.stat(file).unwrap().link_count, 0);
+        let touch = MetaWrite::SetAttributes { inode: file, changes: AttributeChanges::default() };
+        assert!(solo.write(touch.clone()).is_ok(), "its holder may go on");
+        assert_eq!(solo.write_as(OTHER, touch), Err(MetaError::Stale));
+        let read = MetaRead::GetAttributes { inode: file };
+        assert_eq!(solo.partition.read(Some(OTHER), &read), Err(MetaError::Stale));
+        let link = MetaWrite::Link { inode: file, parent: ROOT, name: name("g") };
+        assert_eq!(solo.write(link), Err(MetaError::Stale));
+        solo.write_as(OTHER, MetaWrite::Release { inode: file }).unwrap();
+        assert_eq!(solo.partition.statistics().held, 1, "only its holder lets it go");
+        match end {
+            "release" => drop(solo.write(MetaWrite::Release { inode: file })),
+            "close" => drop(solo.write(MetaWrite::CloseSession)),
+            _ => drop(solo.apply(&Command::ExpireSession { session: ME })),
+        }
+        assert_eq!(solo.stat(file), Err(MetaError::Stale), "{end}");
+        assert_eq!(solo.partition.statistics().held, 0);
+    }
+}
+
+#[test]
+fn holding_a_file_that_has_other_links_holds_nothing() {
+    let mut solo = Solo::new();
+    let file = solo.make(ROOT, "f", FileKind::File);
+    solo.entry(MetaWrite::Link { inode: file, parent: ROOT, name: name("g") });
+    solo.write(MetaWrite::Unlink { parent: ROOT, name: name("f"), held: true }).unwrap();
+    assert_eq!(solo.partition.statistics().held, 0);
+    solo.write(MetaWrite::Release { inode: file }).unwrap();
+    assert_eq!(solo.stat(file).unwrap().link_count, 1);
+}
+
+#[test]
+fn offered_bytes_are_deleted_only_when_nobody_can_publish_them() {
+    let mut solo = Solo::new();
+    let file = solo.make(ROOT, "f", FileKind::File);
+    let extent = ExtentId(5);
+    solo.write(publish(file, 0, vec![segment(0, 100, extent, 0)])).unwrap();
+    let offer = |inode, session, extent, offset| {
+        let range = FreedRange { partition: PartitionId(9), extent, offset, length: 10 };
+        ExtentOffer { inode, session, range }
+    };
+    for (offer, expected) in [
+        (offer(file, ME, extent, 95), Verdict::Keep),
+        (offer(file, ME, extent, 100), Verdict::Wait),
+        (offer(file, OTHER, extent, 100), Verdict::Delete),
+        (offer(InodeId(999), OTHER, extent, 0), Verdict::Delete),
+        (offer(InodeId(1 << 40), OTHER, extent, 0), Verdict::Wait),
+    ] {
+        assert_eq!(solo.partition.verdict(&offer), expected, "{offer:?}");
+    }
+    let offers = vec![offer(file, OTHER, extent, 100)];
+    let decided = solo.apply(&Command::JudgeOffers { offers }).outcome;
+    assert_eq!(decided, Outcome::Reply(Ok(MetaAnswer::Verdicts(vec![Verdict::Delete]))));
+    let opened = solo.write_as(OTHER, MetaWrite::OpenSession);
+    assert_eq!(opened, Err(MetaError::UnknownSession), "it can never publish them now");
+}
