@@ -67,9 +67,6 @@ pub struct DataNodeConfig {
     /// begun. 1 MiB to 256 MiB.
     #[serde(default = "small_extent_bytes_max_default")]
     pub small_extent_bytes_max: u64,
-    /// How many shared extents take pieces at the same time in one partition. 1 to 16.
-    #[serde(default = "small_extents_open_default")]
-    pub small_extents_open: u32,
     /// A backup that has not answered an append for this long breaks the extent. 100 to 60,000
     /// milliseconds.
     #[serde(default = "member_silent_ms_default")]
@@ -110,9 +107,6 @@ fn append_queue_max_default() -> u32 {
 }
 fn small_extent_bytes_max_default() -> u64 {
     64 << 20
-}
-fn small_extents_open_default() -> u32 {
-    1
 }
 fn member_silent_ms_default() -> u64 {
     2_000
@@ -157,7 +151,6 @@ impl DataNodeConfig {
             disk_queue_max: disk_queue_max_default(),
             append_queue_max: append_queue_max_default(),
             small_extent_bytes_max: small_extent_bytes_max_default(),
-            small_extents_open: small_extents_open_default(),
             member_silent_ms: member_silent_ms_default(),
             heartbeat_ms: heartbeat_ms_default(),
             writer_silent_ms: writer_silent_ms_default(),
@@ -199,7 +192,6 @@ impl DataNodeConfig {
             ("disk_queue_max", u64::from(self.disk_queue_max), 16, 65_536),
             ("append_queue_max", u64::from(self.append_queue_max), 16, 65_536),
             ("small_extent_bytes_max", self.small_extent_bytes_max, 1 << 20, 256 << 20),
-            ("small_extents_open", u64::from(self.small_extents_open), 1, 16),
             ("member_silent_ms", self.member_silent_ms, 100, 60_000),
             ("heartbeat_ms", self.heartbeat_ms, 50, 1_000),
             ("writer_silent_ms", self.writer_silent_ms, 1_000, 86_400_000),

@@ -1,11 +1,62 @@
-//! The shell of a data node.
+//! The shell of a data node: sockets, threads, files and clocks around the cores.
+//!
+//! One thread runs everything that decides: the sockets, the managers' link and one task for each
+//! disk, which owns the disk's partitions and its Raft groups ([`disk`]). Each disk has threads of
+//! its own for what blocks ([`workers`]); what they finish comes back as an event. Nothing is
+//! locked, and no queue is without a bound: requests are refused when a disk's jobs are too many,
+//! and everything else follows from requests that were accepted.
 
+mod access;
+mod align;
+mod appends;
+mod configure;
+mod disk;
+mod fill;
+mod heartbeat;
+mod metrics;
+mod offering;
+mod open;
+mod overwrites;
+mod partition;
+mod partitions;
+mod reads;
+mod requests;
+mod service;
+mod shared;
+mod snapshot;
+mod state;
+#[cfg(test)]
+mod tests;
+mod usage;
+mod workers;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::hash::{BuildHasher, Hasher};
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
 
 use milpa_host::keys::Key;
-use milpa_types::ClusterId;
+use milpa_host::managers::{Managers, ManagersError};
+use milpa_host::node_directory::{DirectoryError, NodeDirectory};
+use milpa_host::rpc::{Credential, Identity, Pool, serve};
+use milpa_host::telemetry;
+use milpa_types::{ClusterId, NodeId, Role};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio::task::LocalSet;
 
 use crate::DataNodeConfig;
+
+use disk::Disk;
+use heartbeat::Addresses;
+use open::{OpenedDisk, label_disks, open_disk};
+use service::DataService;
+use shared::{DiskHandle, DiskReport, Shared};
 
 /// Why a data node ended or could not start.
 #[derive(Debug, thiserror::Error)]
@@ -19,26 +70,38 @@ pub enum NodeError {
     },
     /// The node's directory cannot be used.
     #[error("cannot use the node's directory")]
-    Directory(#[from] milpa_host::node_directory::DirectoryError),
+    Directory(#[from] DirectoryError),
     /// An address cannot be listened on.
     #[error("cannot listen on {address}")]
     Listen {
         /// Which.
-        address: std::net::SocketAddr,
+        address: SocketAddr,
         /// Why not.
-        source: std::io::Error,
+        #[source]
+        source: io::Error,
     },
-    /// The managers refused the node, or none answered.
+    /// The managers refused the node.
     #[error("cannot register with the managers")]
-    Register(#[from] milpa_host::managers::ManagersError),
+    Register(#[from] ManagersError),
     /// A disk cannot be opened. (One that fails later is fenced, and the node goes on.)
-    #[error("cannot use disk {path:?}: {problem}")]
+    #[error("cannot use disk {}: {problem}", path.display())]
     Disk {
         /// Its directory.
-        path: std::path::PathBuf,
+        path: PathBuf,
         /// What is wrong.
         problem: String,
     },
+}
+
+/// Where a node that has started can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Started {
+    /// The id that the manager gave.
+    pub node: NodeId,
+    /// Where it takes requests.
+    pub address: SocketAddr,
+    /// Where its metrics are.
+    pub http_address: SocketAddr,
 }
 
 /// Runs a data node until `stop` is ready. Call it on a tokio `current_thread` runtime; it makes
@@ -46,15 +109,171 @@ pub enum NodeError {
 ///
 /// # Errors
 ///
-/// [`NodeError`] when the node cannot start, or its listening socket fails.
+/// [`NodeError`] when the node cannot start, is refused, or its listening socket fails.
 pub async fn run(
     config: DataNodeConfig,
     cluster: ClusterId,
     secret: Key,
     stop: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
+    run_announced(config, cluster, secret, |_| {}, stop).await
+}
+
+/// As [`run`], and tells through `announce` where the node listens once it does: with port 0 in
+/// the settings nobody knows it before.
+///
+/// # Errors
+///
+/// As [`run`].
+pub async fn run_announced(
+    config: DataNodeConfig,
+    cluster: ClusterId,
+    secret: Key,
+    announce: impl FnOnce(Started),
+    stop: impl Future<Output = ()>,
+) -> Result<(), NodeError> {
     config.validate().map_err(|problems| NodeError::Config { problems })?;
-    let _ = (cluster, secret);
-    stop.await;
+    let local = LocalSet::new();
+    let node = local.run_until(start_and_serve(config, cluster, secret, announce));
+    tokio::select! {
+        result = node => result,
+        () = stop => Ok(()),
+    }
+}
+
+/// Starts everything and serves. Ends only with an error: the socket's, or the managers' refusal.
+async fn start_and_serve(
+    config: DataNodeConfig,
+    cluster: ClusterId,
+    secret: Key,
+    announce: impl FnOnce(Started),
+) -> Result<(), NodeError> {
+    let mut directory = NodeDirectory::open(&config.directory, Role::Data, cluster)?;
+    let listener = TcpListener::bind(config.listen).await.map_err(listen_error(config.listen))?;
+    let bound = listener.local_addr().map_err(listen_error(config.listen))?;
+    let http = telemetry::serve_http(config.http_listen, telemetry::http_routes())
+        .await
+        .map_err(listen_error(config.http_listen))?;
+    let addresses = Addresses { listen: config.advertise.unwrap_or(bound), http };
+    let identity = Arc::new(Identity::new(Some(cluster), Role::Data, Credential::Cluster(secret)));
+    let pool = Pool::new(Arc::clone(&identity));
+    let managers = Managers::new(pool.clone(), config.managers.clone());
+    let opened = open_disks(&config, directory.incarnation()).await?;
+    let descriptions: Vec<_> =
+        opened.iter().zip(&config.disks).map(|(disk, config)| disk.describe(config)).collect();
+    let known = directory.node();
+    let node = match known {
+        // The managers may be down, and are told later.
+        Some(node) => node,
+        None => {
+            heartbeat::register(&managers, &config, &directory, addresses, descriptions).await?
+        }
+    };
+    directory.set_node(node)?;
+    identity.set_node(node);
+    let shared = Rc::new(Shared {
+        config,
+        node,
+        pool,
+        managers,
+        addresses: RefCell::default(),
+        routes: RefCell::default(),
+        disks: RefCell::default(),
+        queued: Cell::new(0),
+        repair_due_us: RefCell::new(BTreeMap::new()),
+    });
+    start_disks(&shared, opened)?;
+    tracing::info!(%node, address = %addresses.listen, "data node serves");
+    announce(Started { node, address: addresses.listen, http_address: http });
+    let service = Rc::new(DataService { shared: Rc::clone(&shared) });
+    tokio::select! {
+        served = serve(listener, identity, service) => {
+            let source = served.err().unwrap_or_else(|| io::Error::other("closed"));
+            Err(NodeError::Listen { address: bound, source })
+        }
+        refused = keep_in_touch(shared, directory, addresses, known.is_some()) => {
+            Err(refused.into())
+        }
+    }
+}
+
+/// Registers, if that was not needed to start, and then sends heartbeats and offers. Ends when
+/// the managers refuse the node.
+async fn keep_in_touch(
+    shared: Rc<Shared>,
+    directory: NodeDirectory,
+    addresses: Addresses,
+    registers: bool,
+) -> ManagersError {
+    if registers {
+        let disks: Vec<_> =
+            shared.disks.borrow().iter().filter_map(|disk| disk.report.disk.clone()).collect();
+        let (managers, config) = (&shared.managers, &shared.config);
+        if let Err(error) =
+            heartbeat::register(managers, config, &directory, addresses, disks).await
+        {
+            return error;
+        }
+    }
+    let offering = offering::offer_for_ever(Rc::clone(&shared));
+    let beating = heartbeat::beat(shared, directory.incarnation());
+    tokio::select! {
+        never = offering => match never {},
+        never = beating => match never {},
+    }
+}
+
+fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
+    move |source| NodeError::Listen { address, source }
+}
+
+/// Opens all disks at once, each on a thread of its own.
+async fn open_disks(
+    config: &DataNodeConfig,
+    incarnation: u128,
+) -> Result<Vec<OpenedDisk>, NodeError> {
+    let first = config.directory.clone();
+    let ids = label_disks(&config.disks, incarnation)
+        .map_err(|problem| NodeError::Disk { path: first, problem })?;
+    let opening: Vec<_> = config
+        .disks
+        .iter()
+        .zip(ids)
+        .map(|(disk, id)| {
+            let (disk, nonce) = (disk.clone(), random());
+            tokio::task::spawn_blocking(move || open_disk(&disk, id, incarnation, nonce))
+        })
+        .collect();
+    let mut opened = Vec::new();
+    for (task, disk) in opening.into_iter().zip(&config.disks) {
+        let result = task.await.unwrap_or_else(|error| Err(error.to_string()));
+        let failed = |problem| NodeError::Disk { path: disk.path.clone(), problem };
+        opened.push(result.map_err(failed)?);
+    }
+    Ok(opened)
+}
+
+fn start_disks(shared: &Rc<Shared>, opened: Vec<OpenedDisk>) -> Result<(), NodeError> {
+    let mut disks = Vec::new();
+    for (index, disk) in opened.into_iter().enumerate() {
+        let (events, inbox) = unbounded_channel();
+        let path = shared.config.disks.get(index).map(|disk| disk.path.clone());
+        let failed = |problem| NodeError::Disk { path: path.unwrap_or_default(), problem };
+        let id = disk.id;
+        let disk =
+            disk.start(index, Rc::clone(shared), random(), events.clone()).map_err(failed)?;
+        let report = DiskReport { disk: Some(disk.describe()), ..DiskReport::default() };
+        shared.disks.borrow_mut().push(DiskHandle { id, events, report });
+        disks.push((disk, inbox));
+    }
+    for (disk, inbox) in disks {
+        tokio::task::spawn_local(Disk::run(disk, inbox));
+    }
     Ok(())
+}
+
+/// A number that differs from start to start: for election timeouts and for the log's nonce. No
+/// secret depends on it.
+fn random() -> u64 {
+    std::collections::hash_map::RandomState::new().build_hasher().finish()
 }

@@ -1,0 +1,292 @@
+//! The ordering side of alignment, run by the primary: after a new epoch, after its own start, and
+//! for extents that broke. What is left undone is tried again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
+
+use crate::alignment::{Claim, Decision, decide};
+use crate::store::{ExtentDetails, NewExtent, StoreError};
+
+use super::disk::Disk;
+use super::fill::Filling;
+use super::metrics::Metrics;
+
+/// A member may need this long to fetch what it lacks; it goes on after that, and is asked again.
+const SEAL_WAIT: Duration = Duration::from_secs(60);
+const ASK_WAIT: Duration = Duration::from_secs(5);
+/// Pause after a run that left something undone: doubled with each failure, at most 16 of it.
+const PAUSE_MS: u64 = 500;
+
+/// One run over a partition's extents.
+struct Run {
+    filling: Filling,
+    node: NodeId,
+    configuration: Configuration,
+    /// Only these; all if `None`.
+    only: Option<Vec<ExtentId>>,
+}
+
+/// What a run leaves.
+struct Outcome {
+    /// Extents that are not known to be equal.
+    left: BTreeSet<ExtentId>,
+    /// Every member told what it holds.
+    complete: bool,
+}
+
+impl Disk {
+    /// Starts the alignments that are due.
+    pub fn tick_alignment(&mut self, now: u64) {
+        if self.is_fenced() {
+            return;
+        }
+        let node = self.shared.node;
+        let due: Vec<PartitionId> = self
+            .partitions
+            .values()
+            .filter(|partition| {
+                let alignment = &partition.alignment;
+                let work = alignment.wants_all || !alignment.broken.is_empty();
+                let primary = partition.configuration.primary == node;
+                let idle = !alignment.is_running && now >= alignment.next_ms;
+                primary && work && idle && partition.broken.is_none()
+            })
+            .map(|partition| partition.id)
+            .collect();
+        for id in due {
+            self.start_alignment(id);
+        }
+    }
+
+    fn start_alignment(&mut self, id: PartitionId) {
+        let Some(filling) = self.filling(id) else { return };
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        partition.alignment.is_running = true;
+        let broken = std::mem::take(&mut partition.alignment.broken);
+        partition.alignment.unaligned = broken.len() as u64;
+        let all = partition.alignment.wants_all;
+        let only = (!all).then(|| broken.into_iter().collect());
+        let (node, configuration) = (self.shared.node, partition.configuration.clone());
+        let epoch = configuration.epoch;
+        let run = Run { filling: filling.clone(), node, configuration, only };
+        tokio::task::spawn_local(async move {
+            let outcome = run.run().await;
+            let done = move |disk: &mut Disk| disk.alignment_done(id, epoch, all, outcome);
+            filling.shared.ask_disk(filling.disk, done).await;
+        });
+    }
+
+    fn alignment_done(&mut self, id: PartitionId, epoch: Epoch, all: bool, outcome: Outcome) {
+        let now = milpa_host::clock::now_ms();
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let alignment = &mut partition.alignment;
+        alignment.is_running = false;
+        if partition.configuration.epoch != epoch {
+            // A newer epoch has its own run to make.
+            return;
+        }
+        alignment.unaligned = 0;
+        let done = outcome.complete && outcome.left.is_empty();
+        if all {
+            alignment.wants_all = !outcome.complete;
+        }
+        alignment.broken.extend(outcome.left);
+        alignment.failures = if done { 0 } else { alignment.failures.saturating_add(1) };
+        alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(4) };
+        if done && all {
+            tracing::info!(partition = %id, %epoch, "all replicas are aligned");
+        }
+    }
+}
+
+impl Run {
+    async fn run(&self) -> Outcome {
+        let mut held: BTreeMap<NodeId, BTreeMap<ExtentId, ExtentState>> = BTreeMap::new();
+        for member in &self.configuration.members {
+            match self.states_of(*member).await {
+                Ok(states) => {
+                    held.insert(*member, states);
+                }
+                Err(error) => {
+                    tracing::debug!(%member, %error, "a member cannot be aligned yet");
+                }
+            }
+        }
+        let complete = held.len() == self.configuration.members.len();
+        let asked = self.only.iter().flatten().copied();
+        let mut extents: BTreeSet<ExtentId> =
+            held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();
+        self.drop_open(&mut extents).await;
+        let mut left = BTreeSet::new();
+        for extent in extents {
+            let claims: Vec<Claim> = held
+                .iter()
+                .map(|(node, states)| Claim { node: *node, state: states.get(&extent).copied() })
+                .collect();
+            if let Err(error) = self.align(extent, &claims, complete).await {
+                tracing::debug!(%extent, %error, "an extent is not aligned yet");
+                left.insert(extent);
+            }
+        }
+        Outcome { left, complete }
+    }
+
+    /// What a member holds of the extents in question, page by page.
+    async fn states_of(
+        &self,
+        member: NodeId,
+    ) -> Result<BTreeMap<ExtentId, ExtentState>, DataError> {
+        let mut states = BTreeMap::new();
+        let chunks: Vec<Vec<ExtentId>> = match &self.only {
+            Some(only) => only.chunks(EXTENT_STATES_MAX).map(<[ExtentId]>::to_vec).collect(),
+            None => vec![Vec::new()],
+        };
+        for extents in chunks {
+            if member == self.node {
+                let store = self.filling.store.clone();
+                let job = move || store.states(&extents);
+                let found = self.filling.shared.run_slow(self.filling.disk, job).await;
+                let found = found.ok_or(DataError::Busy)?;
+                states.extend(found.into_iter().map(|state| (state.extent, state)));
+                continue;
+            }
+            let mut after = None;
+            loop {
+                let page = self.page_of(member, extents.clone(), after).await?;
+                let full = page.len() >= EXTENT_STATES_MAX;
+                let last = page.last().map(|state| state.extent);
+                states.extend(page.into_iter().map(|state| (state.extent, state)));
+                // A page that does not move on would be asked for without end.
+                if !full || last <= after {
+                    break;
+                }
+                after = last;
+            }
+        }
+        Ok(states)
+    }
+
+    async fn page_of(
+        &self,
+        member: NodeId,
+        extents: Vec<ExtentId>,
+        after: Option<ExtentId>,
+    ) -> Result<Vec<ExtentState>, DataError> {
+        let (partition, epoch) = (self.filling.partition, self.configuration.epoch);
+        let request = DataRequest::ExtentInfo { partition, epoch, extents, after };
+        match self.filling.shared.ask_node(member, &request, Bytes::new(), ASK_WAIT).await? {
+            (DataAnswer::Extents(states), _) => Ok(states),
+            _ => Err(DataError::Invalid),
+        }
+    }
+
+    /// Extents that take appends now are aligned when they end.
+    async fn drop_open(&self, extents: &mut BTreeSet<ExtentId>) {
+        let (partition, asked) = (self.filling.partition, std::mem::take(extents));
+        let keep = move |disk: &mut Disk| match disk.partitions.get(&partition) {
+            Some(partition) => {
+                asked.into_iter().filter(|extent| !partition.primary.is_open(*extent)).collect()
+            }
+            None => BTreeSet::new(),
+        };
+        let kept = self.filling.shared.ask_disk(self.filling.disk, keep).await;
+        *extents = kept.unwrap_or_default();
+    }
+
+    async fn align(
+        &self,
+        extent: ExtentId,
+        claims: &[Claim],
+        complete: bool,
+    ) -> Result<(), DataError> {
+        let (length, source, lost_to) = match decide(claims, 0, complete, self.node) {
+            Decision::Even => return Ok(()),
+            Decision::Wait => return Err(DataError::Busy),
+            Decision::Seal { length, source, lost_to } => (length, source, lost_to),
+        };
+        if lost_to > 0 {
+            Metrics::get().lost_bytes.inc_by(lost_to - length);
+            tracing::error!(partition = %self.filling.partition, %extent, length, lost_to,
+                "acknowledged bytes that were never flushed are on no replica any more");
+        }
+        let appended = claims
+            .iter()
+            .filter_map(|claim| claim.state)
+            .map(|state| state.epoch)
+            .min()
+            .unwrap_or_default();
+        let details = match self.align_here(extent, appended, length, source).await? {
+            Some(details) => details,
+            // Deleted here: the word to delete it reaches the others too.
+            None => return Ok(()),
+        };
+        let mut result = if complete { Ok(()) } else { Err(DataError::Busy) };
+        for claim in claims.iter().filter(|claim| claim.node != self.node) {
+            let even = claim.state.is_some_and(|state| state.sealed && state.length == length);
+            if even {
+                continue;
+            }
+            if let Err(error) = self.tell(claim.node, &details, length).await {
+                result = Err(error);
+            }
+        }
+        result
+    }
+
+    /// Makes this replica whole first: the others fetch from it. `None` if the extent was deleted
+    /// here, or nobody holds a byte of it.
+    async fn align_here(
+        &self,
+        extent: ExtentId,
+        appended: Epoch,
+        length: u64,
+        source: NodeId,
+    ) -> Result<Option<ExtentDetails>, DataError> {
+        let (filling, store) = (&self.filling, self.filling.store.clone());
+        let key = (filling.partition, extent);
+        let seal =
+            move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
+        let sealed = filling.shared.run_ordered(filling.disk, key, seal).await;
+        match sealed.ok_or(DataError::Busy)? {
+            Ok(()) => {}
+            Err(StoreError::Removed) => return Ok(None),
+            Err(StoreError::NoExtent) if length == 0 => return Ok(None),
+            Err(StoreError::Shorter { .. } | StoreError::NoExtent) if source != self.node => {
+                let (inode, session) = Default::default();
+                let new = NewExtent { id: extent, epoch: appended, inode, session };
+                match filling.fill(new, length, source).await {
+                    Err(DataError::NoExtent) => return Ok(None),
+                    other => other?,
+                }
+            }
+            Err(error) => return Err(error.into()),
+        }
+        Ok(filling.store.details(&[extent]).first().copied())
+    }
+
+    async fn tell(
+        &self,
+        member: NodeId,
+        details: &ExtentDetails,
+        length: u64,
+    ) -> Result<(), DataError> {
+        let request = DataRequest::Seal {
+            partition: self.filling.partition,
+            epoch: self.configuration.epoch,
+            extent: details.state.extent,
+            length,
+            appended: details.state.epoch,
+            inode: details.inode,
+            session: details.session,
+        };
+        match self.filling.shared.ask_node(member, &request, Bytes::new(), SEAL_WAIT).await {
+            // Deleted there: nothing to align.
+            Ok(_) | Err(DataError::NoExtent) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! Configurations: proposed by the manager, committed by the group, adopted by each member.
+
+use milpa_host::rpc::Reply;
+use milpa_raft::{LogPosition, MemberChange, ProposeError};
+use milpa_types::{DataError, Epoch, PartitionId};
+use milpa_wire::data::Configuration;
+
+use crate::overwrite::{EntryHead, encode_entry};
+
+use super::disk::Disk;
+use super::partition::{Partition, Waiting, answer, answer_done};
+
+/// Members of a partition at most, as for a volume's replicas.
+const MEMBERS_MAX: usize = 7;
+
+impl Disk {
+    /// The manager's word to the group's leader.
+    pub fn configure(&mut self, id: PartitionId, wanted: Configuration, reply: Reply) {
+        let partition = match self.partition(id) {
+            Ok(partition) => partition,
+            Err(error) => return answer(reply, Err(error)),
+        };
+        if !partition.leads() {
+            let error = partition.not_leader();
+            return answer(reply, Err(error));
+        }
+        if partition.configuration == wanted {
+            return answer_done(reply, Ok(()));
+        }
+        if let Err(error) = check(&wanted, &partition.configuration) {
+            return answer(reply, Err(error));
+        }
+        if let Some(replies) = waiting_for(partition, &wanted) {
+            return replies.push(reply);
+        }
+        let proposed = self.propose_configuration(id, &wanted);
+        let waiting = Waiting::Configure { configuration: wanted, replies: vec![reply] };
+        self.proposed(id, proposed, waiting);
+    }
+
+    fn propose_configuration(
+        &mut self,
+        id: PartitionId,
+        wanted: &Configuration,
+    ) -> Result<LogPosition, ProposeError> {
+        let change = MemberChange { voters: wanted.members.clone(), learners: Vec::new() };
+        let context = milpa_wire::encode(wanted);
+        match self.driver.multi.propose_change(id, &change, &context) {
+            // The same members, another primary: an ordinary entry says so.
+            Err(ProposeError::BadChange { .. }) => {
+                let entry = encode_entry(&EntryHead::Configure(wanted.clone()), &[]);
+                self.driver.multi.propose(id, entry)
+            }
+            other => other,
+        }
+    }
+
+    /// A committed configuration: written down, then in force. Repeats and older ones (the log
+    /// comes again after a restart) change nothing.
+    pub fn adopt(&mut self, id: PartitionId, position: LogPosition, wanted: Configuration) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if wanted.epoch <= partition.state.configuration.epoch {
+            return self.entry_applied(id, position, None, Ok(()));
+        }
+        partition.state.configuration = wanted.clone();
+        self.save_state(
+            id,
+            Box::new(move |disk| {
+                disk.enforce(id, wanted);
+                disk.entry_applied(id, position, None, Ok(()));
+            }),
+        );
+    }
+
+    /// Puts a configuration that is written down into force: the old epoch's appends end here.
+    pub fn enforce(&mut self, id: PartitionId, configuration: Configuration) {
+        let node = self.shared.node;
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if configuration.epoch <= partition.configuration.epoch {
+            return;
+        }
+        tracing::info!(partition = %id, epoch = %configuration.epoch,
+            members = ?configuration.members, primary = %configuration.primary, "configuration");
+        partition.configuration = configuration.clone();
+        let (mut appends, mut backups) = (Vec::new(), Vec::new());
+        partition.primary.configure(configuration.clone(), &mut appends);
+        partition.backup.configure(configuration.clone(), &mut backups);
+        partition.alignment.broken.clear();
+        partition.alignment.unaligned = 0;
+        partition.alignment.wants_all = configuration.primary == node;
+        partition.alignment.next_ms = 0;
+        partition.alignment.failures = 0;
+        self.perform_appends(id, appends);
+        self.perform_backup(id, backups);
+    }
+
+    /// The entry of a configuration was applied: it is in force, or another one is.
+    pub fn answer_configure(
+        &mut self,
+        id: PartitionId,
+        wanted: &Configuration,
+        replies: Vec<Reply>,
+    ) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let current = partition.configuration.epoch;
+        let adopted = partition.configuration == *wanted;
+        for reply in replies {
+            let result = if adopted { Ok(()) } else { Err(DataError::StaleEpoch { current }) };
+            answer_done(reply, result);
+        }
+    }
+}
+
+fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataError> {
+    let current = present.epoch;
+    if wanted.epoch != Epoch(current.0.saturating_add(1)) {
+        return Err(DataError::StaleEpoch { current });
+    }
+    let members = &wanted.members;
+    let mut sorted = members.clone();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let unique = sorted.len() == members.len();
+    let bounded = !members.is_empty() && members.len() <= MEMBERS_MAX;
+    if unique && bounded && members.contains(&wanted.primary) {
+        Ok(())
+    } else {
+        Err(DataError::Invalid)
+    }
+}
+
+/// Those who wait for the same configuration already.
+fn waiting_for<'a>(
+    partition: &'a mut Partition,
+    wanted: &Configuration,
+) -> Option<&'a mut Vec<Reply>> {
+    let term = partition.term;
+    partition.proposals.values_mut().find_map(|proposal| match &mut proposal.waiting {
+        Waiting::Configure { configuration, replies }
+            if configuration == wanted && proposal.term == term =>
+        {
+            Some(replies)
+        }
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_types::NodeId;
+
+    use super::*;
+
+    fn configuration(epoch: u64, members: &[u32], primary: u32) -> Configuration {
+        let members = members.iter().copied().map(NodeId).collect();
+        Configuration { epoch: Epoch(epoch), members, primary: NodeId(primary) }
+    }
+
+    #[test]
+    fn only_the_next_epoch_with_sound_members_is_proposed() {
+        let present = configuration(4, &[1, 2, 3], 1);
+        assert_eq!(check(&configuration(5, &[1, 2], 2), &present), Ok(()));
+        let stale = Err(DataError::StaleEpoch { current: Epoch(4) });
+        assert_eq!(check(&configuration(4, &[1, 2], 2), &present), stale);
+        assert_eq!(check(&configuration(6, &[1, 2], 2), &present), stale);
+        for (members, primary) in [(&[][..], 1), (&[1, 1], 1), (&[1, 2], 3)] {
+            let wanted = configuration(5, members, primary);
+            assert_eq!(check(&wanted, &present), Err(DataError::Invalid), "{wanted:?}");
+        }
+    }
+}

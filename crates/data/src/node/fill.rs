@@ -1,0 +1,374 @@
+//! The receiving side of alignment and repair: bytes that this replica lacks come from another.
+//!
+//! A chunk is fetched only from a replica that has applied at least as much of the log as this
+//! one had when it asked; and if an overwrite of the extent arrived here meanwhile, the chunk is
+//! fetched again. So an overwrite that found its bytes missing here is in the chunk, and one that
+//! comes later finds them.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::rpc::Reply;
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::{DataAnswer, DataRequest, TRANSFER_BYTES_MAX};
+
+use crate::store::{Checksums, ExtentStore, NewExtent, StoreError};
+
+use super::disk::Disk;
+use super::metrics::Metrics;
+use super::partition::answer_done;
+use super::shared::Shared;
+
+/// One fetch may take this long.
+const FETCH_WAIT: Duration = Duration::from_secs(10);
+/// A source that is behind is asked again after this pause, and so many times.
+const BEHIND_PAUSE: Duration = Duration::from_millis(50);
+const BEHIND_MAX: u32 = 200;
+/// Blocks of one partition that are repaired at the same time.
+const REPAIRS_MAX: usize = 64;
+
+/// Where fetched bytes go.
+#[derive(Clone)]
+pub(crate) struct Filling {
+    /// What the node's tasks share.
+    pub shared: Rc<Shared>,
+    /// Which disk.
+    pub disk: usize,
+    /// Which partition.
+    pub partition: PartitionId,
+    /// Its extents.
+    pub store: Arc<ExtentStore>,
+}
+
+/// A chunk on its way from another replica to its place.
+struct Chunk {
+    hole: u64,
+    bytes: Bytes,
+    checksums: Vec<u32>,
+    /// What this replica had applied when it asked.
+    fence: u64,
+}
+
+impl Filling {
+    /// Makes this replica of the extent `length` bytes long, with the bytes of `source`, and seals
+    /// it. What is there is kept; a run that was cut short goes on where it ended.
+    pub async fn fill(&self, new: NewExtent, length: u64, source: NodeId) -> Result<(), DataError> {
+        let extent = new.id;
+        let mut held = self.on_extent(extent, move |store| prepare(store, new)).await?;
+        while held < length {
+            let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
+            let chunk = self.fetch(extent, held, wanted, source, 0).await?;
+            let got = chunk.hole + chunk.bytes.len() as u64;
+            if got == 0 {
+                return Err(DataError::NotHere);
+            }
+            let fence = chunk.fence;
+            let land = move |store: &ExtentStore| append_chunk(store, extent, held, &chunk);
+            // None: an overwrite came between, the chunk may lack it.
+            if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
+                held = now_held;
+            }
+            self.shared.throttle_repair(self.disk, got).await;
+        }
+        self.on_extent(extent, move |store| {
+            store.seal(extent, length)?;
+            store.set_commit(extent, length)
+        })
+        .await?;
+        let store = Arc::clone(&self.store);
+        let flushed =
+            self.shared.run_slow(self.disk, move || store.flush(&[(extent, length)])).await;
+        flushed.ok_or(DataError::Busy)?.map_err(DataError::from)
+    }
+
+    /// Replaces the blocks of a range by those of another replica.
+    pub async fn replace(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        sources: &[NodeId],
+        applied: u64,
+    ) -> Result<(), DataError> {
+        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
+        let end = offset.saturating_add(length).next_multiple_of(BLOCK_BYTES).min(held);
+        let mut at = offset / BLOCK_BYTES * BLOCK_BYTES;
+        while at < end {
+            let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
+            let chunk = self.fetch_from_any(extent, at, wanted, sources, applied).await?;
+            let (hole, fence) = (chunk.hole, chunk.fence);
+            let got = hole + chunk.bytes.len() as u64;
+            if got == 0 {
+                return Err(DataError::NotHere);
+            }
+            let place = at + hole;
+            let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
+            if self.unless_overwritten(extent, fence, land).await?.is_some() {
+                at += got;
+            }
+            self.shared.throttle_repair(self.disk, got).await;
+        }
+        Ok(())
+    }
+
+    async fn fetch_from_any(
+        &self,
+        extent: ExtentId,
+        offset: u64,
+        length: u64,
+        sources: &[NodeId],
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let mut last = DataError::NotHere;
+        for source in sources {
+            match self.fetch(extent, offset, length, *source, applied).await {
+                Ok(chunk) => return Ok(chunk),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    async fn fetch(
+        &self,
+        extent: ExtentId,
+        offset: u64,
+        length: u64,
+        source: NodeId,
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let partition = self.partition;
+        for _ in 0..BEHIND_MAX {
+            let here = self.shared.ask_disk(self.disk, move |disk| disk.applied(partition)).await;
+            let fence = here.flatten().ok_or(DataError::WrongPartition)?.max(applied);
+            let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
+            match self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await {
+                Ok((DataAnswer::Bytes { checksums, hole }, bytes)) => {
+                    if hole.saturating_add(bytes.len() as u64) > length {
+                        return Err(DataError::Invalid);
+                    }
+                    Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
+                    return Ok(Chunk { hole, bytes, checksums, fence });
+                }
+                Ok(_) => return Err(DataError::Invalid),
+                Err(DataError::Busy) => tokio::time::sleep(BEHIND_PAUSE).await,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(DataError::Busy)
+    }
+
+    async fn on_extent<T: Send + 'static>(
+        &self,
+        extent: ExtentId,
+        job: impl FnOnce(&ExtentStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, DataError> {
+        let store = Arc::clone(&self.store);
+        let done =
+            self.shared.run_ordered(self.disk, (self.partition, extent), move || job(&store)).await;
+        done.ok_or(DataError::Busy)?.map_err(DataError::from)
+    }
+
+    /// Runs the job behind all overwrites handed to the extent so far, unless one of them is newer
+    /// than `fence`. The look and the hand-over happen in one step of the disk's task.
+    async fn unless_overwritten<T: Send + 'static>(
+        &self,
+        extent: ExtentId,
+        fence: u64,
+        job: impl FnOnce(&ExtentStore) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<Option<T>, DataError> {
+        let (partition, store) = (self.partition, Arc::clone(&self.store));
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let start = move |disk: &mut Disk| {
+            let Some(replica) = disk.partitions.get(&partition) else { return };
+            if replica.applying.borrow().last_of(extent) > fence {
+                drop(sender.send(Ok(None)));
+                return;
+            }
+            let run = move || drop(sender.send(job(&store).map(Some)));
+            disk.workers.ordered((partition, extent), run, |_, ()| {});
+        };
+        self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
+        receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)
+    }
+}
+
+/// Makes the extent if it is missing and opens it if it is sealed; returns how long it is.
+fn prepare(store: &ExtentStore, new: NewExtent) -> Result<u64, StoreError> {
+    match store.create_extent(new) {
+        Ok(()) => return Ok(0),
+        Err(StoreError::Exists) => {}
+        Err(error) => return Err(error),
+    }
+    if store.states(&[new.id]).first().is_some_and(|state| state.sealed) {
+        store.reopen_for_repair(new.id)?;
+    }
+    held_bytes(store, new.id)
+}
+
+fn held_bytes(store: &ExtentStore, extent: ExtentId) -> Result<u64, StoreError> {
+    store.states(&[extent]).first().map(|state| state.length).ok_or(StoreError::NoExtent)
+}
+
+fn append_chunk(
+    store: &ExtentStore,
+    extent: ExtentId,
+    at: u64,
+    chunk: &Chunk,
+) -> Result<u64, StoreError> {
+    let mut end = at;
+    if chunk.hole > 0 {
+        end = store.append_hole(extent, at, chunk.hole)?;
+    }
+    if !chunk.bytes.is_empty() {
+        let checksums = Checksums::of_blocks(&chunk.checksums, end);
+        end = store.append(extent, end, &chunk.bytes, checksums)?;
+    }
+    Ok(end)
+}
+
+fn replace_chunk(
+    store: &ExtentStore,
+    extent: ExtentId,
+    at: u64,
+    chunk: &Chunk,
+) -> Result<(), StoreError> {
+    if chunk.bytes.is_empty() {
+        return Ok(());
+    }
+    let checksums = Checksums::of_blocks(&chunk.checksums, at);
+    store.repair_blocks(extent, at, &chunk.bytes, checksums)?;
+    let blocks = (chunk.bytes.len() as u64).div_ceil(BLOCK_BYTES);
+    Metrics::get().repaired_blocks.inc_by(blocks);
+    Ok(())
+}
+
+impl Disk {
+    /// What a partition has applied of its log.
+    pub fn applied(&self, id: PartitionId) -> Option<u64> {
+        self.partitions.get(&id).map(|partition| partition.applying.borrow().applied())
+    }
+
+    /// A partition's extents.
+    pub fn store_of(&self, id: PartitionId) -> Option<Arc<ExtentStore>> {
+        self.partitions.get(&id).map(|partition| Arc::clone(&partition.store))
+    }
+
+    /// What a task needs to fetch bytes for a partition.
+    pub fn filling(&self, id: PartitionId) -> Option<Filling> {
+        let store = Arc::clone(&self.partitions.get(&id)?.store);
+        let shared = Rc::clone(&self.shared);
+        Some(Filling { shared, disk: self.index, partition: id, store })
+    }
+
+    /// The primary's word: this extent has so many bytes, cut or fetch.
+    pub fn seal(&mut self, from: NodeId, request: DataRequest, reply: Reply) {
+        let DataRequest::Seal { partition: id, epoch, extent, length, appended, inode, session } =
+            request
+        else {
+            return;
+        };
+        let checked = self.partition(id).and_then(|partition| {
+            partition.check_epoch(epoch)?;
+            let primary = partition.configuration.primary;
+            let hint = DataError::NotPrimary { hint: Some(primary) };
+            if from == primary { Ok(partition) } else { Err(hint) }
+        });
+        let partition = match checked {
+            Ok(partition) => partition,
+            Err(error) => return answer_done(reply, Err(error)),
+        };
+        partition.backup.forget(extent);
+        if let Some(waiting) = partition.filling.get_mut(&extent) {
+            return waiting.push(reply);
+        }
+        let store = Arc::clone(&partition.store);
+        let new = NewExtent { id: extent, epoch: appended, inode, session };
+        self.workers.ordered(
+            (id, extent),
+            move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length)),
+            move |disk, sealed| match sealed {
+                Err(StoreError::NoExtent) if length == 0 => answer_done(reply, Ok(())),
+                Err(StoreError::Shorter { .. } | StoreError::NoExtent) => {
+                    disk.start_fill(id, new, length, from, reply);
+                }
+                other => answer_done(reply, other.map_err(DataError::from)),
+            },
+        );
+    }
+
+    fn start_fill(
+        &mut self,
+        id: PartitionId,
+        new: NewExtent,
+        length: u64,
+        source: NodeId,
+        reply: Reply,
+    ) {
+        let Some(filling) = self.filling(id) else { return };
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let waiting = partition.filling.entry(new.id).or_default();
+        waiting.push(reply);
+        if waiting.len() > 1 {
+            return;
+        }
+        tokio::task::spawn_local(async move {
+            let result = filling.fill(new, length, source).await;
+            if let Err(error) = &result {
+                tracing::info!(partition = %id, extent = %new.id, %source, %error,
+                    "an extent could not be filled; it is tried again");
+            }
+            let done = move |disk: &mut Disk| disk.filled(id, new.id, &result);
+            filling.shared.ask_disk(filling.disk, done).await;
+        });
+    }
+
+    fn filled(&mut self, id: PartitionId, extent: ExtentId, result: &Result<(), DataError>) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        for reply in partition.filling.remove(&extent).unwrap_or_default() {
+            answer_done(reply, result.clone());
+        }
+    }
+
+    /// Repairs a block that a read found damaged.
+    pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let full = partition.repairing.len() >= REPAIRS_MAX;
+        if full || !partition.repairing.insert((extent, block)) {
+            return;
+        }
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        self.repair_then(id, extent, (offset, 1), 0, move |disk, result| {
+            if let Some(partition) = disk.partitions.get_mut(&id) {
+                partition.repairing.remove(&(extent, block));
+            }
+            match result {
+                Ok(()) => tracing::info!(partition = %id, %extent, block, "block repaired"),
+                Err(error) => {
+                    tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");
+                }
+            }
+        });
+    }
+
+    /// Replaces a range by another member's bytes, as of log index `applied` or later.
+    pub fn repair_then(
+        &mut self,
+        id: PartitionId,
+        extent: ExtentId,
+        range: (u64, u64),
+        applied: u64,
+        then: impl FnOnce(&mut Disk, Result<(), DataError>) + Send + 'static,
+    ) {
+        let Some(filling) = self.filling(id) else { return };
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let node = self.shared.node;
+        let members = partition.configuration.members.iter().copied();
+        let sources: Vec<NodeId> = members.filter(|member| *member != node).collect();
+        tokio::task::spawn_local(async move {
+            let result = filling.replace(extent, range, &sources, applied).await;
+            filling.shared.ask_disk(filling.disk, move |disk| then(disk, result)).await;
+        });
+    }
+}

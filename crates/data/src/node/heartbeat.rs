@@ -1,0 +1,108 @@
+//! What a data node tells the managers, and what it learns from them.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use milpa_host::managers::{Managers, ManagersError};
+use milpa_host::node_directory::NodeDirectory;
+use milpa_host::telemetry::memory_bytes;
+use milpa_types::{Disk as DiskDescription, ManagerError, NodeId, Role};
+use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerRequest, Register};
+
+use crate::DataNodeConfig;
+
+use super::shared::Shared;
+
+/// One attempt to register; the managers may just be electing. Then the next attempt.
+const REGISTER_WAIT: Duration = Duration::from_secs(5);
+/// A heartbeat that nobody took by then is not worth waiting for.
+const HEARTBEAT_WAIT: Duration = Duration::from_secs(1);
+const NODES_WAIT: Duration = Duration::from_secs(2);
+
+/// Where the node is reached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Addresses {
+    /// By other nodes and clients.
+    pub listen: SocketAddr,
+    /// For its metrics.
+    pub http: SocketAddr,
+}
+
+/// Tells the managers that the node starts, until one of them answers. A refusal is final.
+pub(crate) async fn register(
+    managers: &Managers,
+    config: &DataNodeConfig,
+    directory: &NodeDirectory,
+    addresses: Addresses,
+    disks: Vec<DiskDescription>,
+) -> Result<NodeId, ManagersError> {
+    let request = ManagerRequest::Register(Register {
+        node: directory.node(),
+        incarnation: directory.incarnation(),
+        role: Role::Data,
+        address: addresses.listen,
+        http_address: addresses.http,
+        zone: config.zone.clone(),
+        region: config.region.clone(),
+        disks,
+    });
+    loop {
+        match managers.call(&request, REGISTER_WAIT).await {
+            Ok(ManagerAnswer::Registered { node, .. }) => return Ok(node),
+            Ok(other) => tracing::warn!(?other, "a manager answered something else"),
+            Err(error @ (ManagersError::Refused { .. } | ManagersError::Answered(_))) => {
+                return Err(error);
+            }
+            Err(error) => tracing::info!(%error, "no manager registers this node yet"),
+        }
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Sends heartbeats until the node ends, and keeps the other nodes' addresses.
+pub(crate) async fn beat(shared: Rc<Shared>, incarnation: u128) -> Infallible {
+    let mut beats = tokio::time::interval(Duration::from_millis(shared.config.heartbeat_ms));
+    beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut known_nodes = None;
+    loop {
+        beats.tick().await;
+        let request = ManagerRequest::Heartbeat(heartbeat(&shared, incarnation));
+        match shared.managers.call(&request, HEARTBEAT_WAIT).await {
+            Ok(ManagerAnswer::Alive { nodes_version }) => {
+                if known_nodes != Some(nodes_version) && refresh_nodes(&shared).await {
+                    known_nodes = Some(nodes_version);
+                }
+            }
+            Ok(_) => {}
+            Err(ManagersError::Answered(ManagerError::NodeRefused { reason })) => {
+                tracing::error!(reason, "the managers refuse this node's heartbeats");
+            }
+            Err(error) => tracing::debug!(%error, "a heartbeat was not taken"),
+        }
+    }
+}
+
+fn heartbeat(shared: &Shared, incarnation: u128) -> Heartbeat {
+    let disks = shared.disks.borrow();
+    Heartbeat {
+        node: shared.node,
+        incarnation,
+        disks: disks.iter().filter_map(|disk| disk.report.disk.clone()).collect(),
+        memory_bytes: memory_bytes(),
+        meta: Vec::new(),
+        data: disks.iter().flat_map(|disk| disk.report.partitions.clone()).collect(),
+    }
+}
+
+async fn refresh_nodes(shared: &Shared) -> bool {
+    match shared.managers.call(&ManagerRequest::GetNodes, NODES_WAIT).await {
+        Ok(ManagerAnswer::Nodes(nodes)) => {
+            let addresses = nodes.into_iter().map(|node| (node.id, node.address)).collect();
+            *shared.addresses.borrow_mut() = addresses;
+            true
+        }
+        _ => false,
+    }
+}

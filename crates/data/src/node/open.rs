@@ -1,0 +1,298 @@
+//! Opening a disk: whose it is, what its log and its partitions hold.
+//!
+//! ```text
+//! DIR/DISK          which disk of which node this is
+//! DIR/raft/         the log of all Raft groups of the disk
+//! DIR/states/ID     configuration and applied index of a partition
+//! DIR/partitions/ID its extents
+//! ```
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use milpa_host::clock::now_ms;
+use milpa_raft::{
+    FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal, WalOptions,
+};
+use milpa_types::{DiskId, NodeId, PartitionId};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::DiskConfig;
+use crate::store::disk::{device_id, disk_space};
+use crate::store::files::SystemFiles;
+use crate::store::{ExtentStore, StoreDisk, StoreLimits};
+
+use super::disk::{Disk, DiskEvent};
+use super::overwrites::ENTRY_BYTES_MAX;
+use super::partition::Partition;
+use super::partitions::{group_start, is_founder, log_recovery};
+use super::shared::Shared;
+use super::state::{PartitionState, load_all, replace_file, sync_directory};
+use super::usage::Usage;
+use super::workers::Workers;
+
+const LABEL_FILE: &str = "DISK";
+/// Open extent files of one disk, and cached checksum chunks of 4 KiB.
+const LIMITS: StoreLimits = StoreLimits { files_max: 1024, chunks_max: 4096 };
+
+/// Which disk of which node a directory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Label {
+    format: u32,
+    incarnation: u128,
+    disk: DiskId,
+}
+
+/// What a disk held.
+pub(crate) struct OpenedDisk {
+    pub id: DiskId,
+    directory: PathBuf,
+    store_disk: Arc<StoreDisk>,
+    wal: Wal,
+    recovered: Recovered,
+    replicas: Vec<(PartitionState, Result<ExtentStore, String>)>,
+    usage: Usage,
+}
+
+/// Finds each disk's id: the one in its directory, or a free one. Written down where it is new.
+pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec<DiskId>, String> {
+    let mut labels = Vec::new();
+    for disk in disks {
+        std::fs::create_dir_all(&disk.path).map_err(|e| format!("{:?}: {e}", disk.path))?;
+        labels.push(read_label(&disk.path, incarnation)?);
+    }
+    let mut ids = Vec::new();
+    for (disk, label) in disks.iter().zip(&labels) {
+        let id = match label {
+            Some(label) => label.disk,
+            None => {
+                let used = |id: DiskId| {
+                    ids.contains(&id) || labels.iter().flatten().any(|label| label.disk == id)
+                };
+                let free = (1..=u32::MAX).map(DiskId).find(|id| !used(*id)).unwrap_or_default();
+                write_label(&disk.path, Label { format: 1, incarnation, disk: free })?;
+                free
+            }
+        };
+        if ids.contains(&id) {
+            return Err(format!("{:?} is a copy of another of this node's disks", disk.path));
+        }
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, String> {
+    let path = directory.join(LABEL_FILE);
+    let bytes = match std::fs::read(&path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(format!("cannot read {path:?}: {error}")),
+    };
+    let text = String::from_utf8_lossy(&bytes);
+    let fields: BTreeMap<&str, &str> =
+        text.lines().filter_map(|line| line.split_once(" = ")).collect();
+    let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+    if field("format") != "1" {
+        return Err(format!("{path:?} is damaged or of a newer format"));
+    }
+    if u128::from_str_radix(field("incarnation"), 16) != Ok(incarnation) {
+        return Err(format!("{directory:?} belongs to another data node"));
+    }
+    let disk = field("disk").parse().map_err(|_| format!("{path:?} is damaged"))?;
+    Ok(Some(Label { format: 1, incarnation, disk: DiskId(disk) }))
+}
+
+fn write_label(directory: &Path, label: Label) -> Result<(), String> {
+    let path = directory.join(LABEL_FILE);
+    let Label { format, incarnation, disk } = label;
+    let text = format!("format = {format}\nincarnation = {incarnation:032x}\ndisk = {disk}\n");
+    replace_file(&path, text.as_bytes()).map_err(|e| format!("cannot write {path:?}: {e}"))
+}
+
+/// Opens everything on a disk. Takes as long as reading what was not flushed takes.
+pub(crate) fn open_disk(
+    config: &DiskConfig,
+    id: DiskId,
+    incarnation: u128,
+    nonce: u64,
+) -> Result<OpenedDisk, String> {
+    let directory = config.path.clone();
+    let (states, extents) = (directory.join("states"), directory.join("partitions"));
+    for path in [&states, &extents] {
+        std::fs::create_dir_all(path).map_err(|e| format!("cannot make {path:?}: {e}"))?;
+    }
+    sync_directory(&directory).map_err(|e| format!("cannot flush {directory:?}: {e}"))?;
+    let storage = FileStorage::open(&directory.join("raft")).map_err(|e| e.to_string())?;
+    let owner = owner_of(incarnation, id);
+    let (wal, recovered) =
+        Wal::open(storage, WalOptions::new(owner, nonce)).map_err(|e| e.to_string())?;
+    let store_disk = StoreDisk::new(Arc::new(SystemFiles), LIMITS);
+    let mut replicas = Vec::new();
+    for state in load_all(&states)? {
+        let path = extents.join(state.partition.to_string());
+        let opened = ExtentStore::open(&store_disk, &path, state.partition);
+        let store = opened.map_err(|error| error.to_string()).map(|(store, report)| {
+            log_recovery(state.partition, &report);
+            store
+        });
+        replicas.push((state, store));
+    }
+    let usage = Usage {
+        space: disk_space(&directory).ok(),
+        device: device_id(&directory).unwrap_or(0),
+        allocated_bytes: replicas
+            .iter()
+            .flat_map(|(_, s)| s)
+            .map(ExtentStore::allocated_bytes)
+            .sum(),
+        ..Usage::default()
+    };
+    Ok(OpenedDisk { id, directory, store_disk, wal, recovered, replicas, usage })
+}
+
+/// The log names its owner, so that a directory moved to another place is noticed.
+fn owner_of(incarnation: u128, id: DiskId) -> [u8; 16] {
+    (incarnation ^ u128::from(id.0)).to_le_bytes()
+}
+
+impl OpenedDisk {
+    /// The disk as registration carries it.
+    pub fn describe(&self, config: &DiskConfig) -> milpa_types::Disk {
+        let free = self.usage.space.map_or(0, |s| s.free.saturating_sub(config.reserve_bytes));
+        let used_bytes = self.usage.allocated_bytes;
+        let whole = used_bytes.saturating_add(free);
+        let limit = config.capacity_bytes;
+        let capacity_bytes = if limit == 0 { whole } else { limit.min(whole) };
+        milpa_types::Disk {
+            id: self.id,
+            path: self.directory.display().to_string(),
+            capacity_bytes,
+            free_bytes: capacity_bytes.saturating_sub(used_bytes),
+            used_bytes,
+            device: self.usage.device,
+            fenced: None,
+        }
+    }
+
+    /// Starts the disk's threads and its Raft groups.
+    pub fn start(
+        self,
+        index: usize,
+        shared: Rc<Shared>,
+        seed: u64,
+        events: UnboundedSender<DiskEvent>,
+    ) -> Result<Disk, String> {
+        let (node, config) = (shared.node, shared.config.clone());
+        let raft = RaftConfig { entry_bytes_max: ENTRY_BYTES_MAX, ..RaftConfig::default() };
+        let mut multi = MultiRaft::new(node, raft, seed).map_err(|e| e.to_string())?;
+        let known: Vec<PartitionId> = self.recovered.groups.iter().map(|g| g.group).collect();
+        // A replica that has written no index down stands where its log starts.
+        let has_index = self.replicas.iter().map(|(state, _)| state).filter(|s| s.applied > 0);
+        let starts = has_index.map(|state| (state.partition, group_start(state))).collect();
+        let refused: BTreeMap<_, _> =
+            multi.recover(self.recovered, &starts, now_ms()).into_iter().collect();
+        let writer = LogWriter::spawn(self.wal).map_err(|e| e.to_string())?;
+        let name = format!("disk{}", self.id);
+        let workers = Workers::spawn(
+            &name,
+            config.disk_threads as usize,
+            config.disk_queue_max as usize,
+            events.clone(),
+        )
+        .map_err(|e| e.to_string())?;
+        let mut disk = Disk {
+            index,
+            id: self.id,
+            states: self.directory.join("states"),
+            extents: self.directory.join("partitions"),
+            directory: self.directory,
+            shared,
+            store_disk: self.store_disk,
+            workers,
+            driver: RaftDriver::new(multi, writer),
+            partitions: BTreeMap::new(),
+            events,
+            next_request: 0,
+            usage: self.usage,
+            ticked_ms: now_ms(),
+            heard_ms: BTreeMap::new(),
+        };
+        for (state, store) in self.replicas {
+            let refusal = refused.get(&state.partition).map(ToString::to_string);
+            disk.take_replica(node, state, store, refusal, &known);
+        }
+        for group in known {
+            if !disk.partitions.contains_key(&group) {
+                // Deleted just before the process ended.
+                disk.driver.multi.remove_group(group);
+            }
+        }
+        Ok(disk)
+    }
+}
+
+impl Disk {
+    /// Puts a replica that was here before into service, or notes why not.
+    fn take_replica(
+        &mut self,
+        node: NodeId,
+        state: PartitionState,
+        store: Result<ExtentStore, String>,
+        refusal: Option<String>,
+        known: &[PartitionId],
+    ) {
+        let id = state.partition;
+        self.shared.routes.borrow_mut().insert(id, self.index);
+        let store = match store {
+            Ok(store) => store,
+            Err(problem) => {
+                // Kept on disk and out of the reports: the manager brings another replica.
+                tracing::error!(partition = %id, problem, "the partition cannot be opened");
+                return;
+            }
+        };
+        let fresh = state.applied == 0 && state.snapshot.is_none();
+        let missing = !known.contains(&id);
+        let mut broken = refusal;
+        if missing && fresh {
+            // The process ended between the state and the log's first word of the group.
+            self.start_group(&state, is_founder(&state, node));
+        } else if missing && broken.is_none() {
+            broken = Some("its Raft log is gone".to_owned());
+        }
+        if let Some(problem) = &broken {
+            tracing::error!(partition = %id, problem, "the replica is out of service");
+        }
+        let ids_next = state.ids_until;
+        let mut partition = Partition::new(node, store, state, ids_next, &self.shared.config);
+        partition.broken = broken;
+        if let Some(status) = self.driver.multi.status(id) {
+            partition.repeated_until = status.last_index;
+            partition.applying.borrow_mut().jump(status.applied);
+        }
+        self.partitions.insert(id, partition);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_keep_their_ids_in_whatever_order_they_are_named() {
+        let base = tempfile::tempdir().unwrap();
+        let disk = |name: &str| DiskConfig::new(base.path().join(name));
+        let (a, b, c) = (disk("a"), disk("b"), disk("c"));
+        assert_eq!(label_disks(&[a.clone(), b.clone()], 7), Ok(vec![DiskId(1), DiskId(2)]));
+        let later = label_disks(&[c, b.clone(), a.clone()], 7);
+        assert_eq!(later, Ok(vec![DiskId(3), DiskId(2), DiskId(1)]));
+        let foreign = label_disks(std::slice::from_ref(&a), 8).unwrap_err();
+        assert!(foreign.contains("another data node"), "{foreign}");
+        std::fs::copy(a.path.join(LABEL_FILE), b.path.join(LABEL_FILE)).unwrap();
+        let copied = label_disks(&[a, b], 7).unwrap_err();
+        assert!(copied.contains("copy"), "{copied}");
+    }
+}

@@ -1,0 +1,430 @@
+//! Overwrites: proposed at the leader, applied by everybody, flushed before the log is trimmed.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::clock::now_us;
+use milpa_host::rpc::Reply;
+use milpa_raft::{Committed, LogPosition, Payload, ProposeError, RoleChange};
+use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
+
+use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
+use crate::store::{Checksums, ExtentStore, Overwriting, StoreError, checksums_of};
+
+use super::disk::Disk;
+use super::metrics::Metrics;
+use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
+
+/// An entry: the largest overwrite and its head.
+pub(crate) const ENTRY_BYTES_MAX: usize = TRANSFER_BYTES_MAX + HEAD_BYTES_MAX;
+/// A proposal that nobody hears of for this long is given up: the client was told "lost" before.
+const PROPOSAL_MS: u64 = 30_000;
+/// All members must have marked an extent within this time, else the client tries again.
+const MARK_WAIT: Duration = Duration::from_secs(3);
+/// Between two questions whether a member has marked an extent.
+const MARK_PAUSE: Duration = Duration::from_millis(5);
+
+/// How applying an overwrite went on a disk thread.
+enum Applied {
+    /// The bytes are on the extent, or the extent is gone.
+    Done,
+    /// A block that is covered in part is damaged: the range must come from another replica.
+    Damaged,
+    /// The disk failed: nothing more is applied.
+    Failed,
+}
+
+impl Disk {
+    /// A client's overwrite.
+    pub fn overwrite(&mut self, it: Overwrite, payload: &Bytes, reply: Reply, arrived_us: u64) {
+        let id = it.partition;
+        if let Err(error) = self.check_overwrite(&it, payload) {
+            return answer(reply, Err(error));
+        }
+        let (extent, length) = (it.extent, payload.len() as u64);
+        let head = EntryHead::Overwrite { extent, offset: it.offset, checksums: it.checksums };
+        let proposed = self.driver.multi.propose(id, encode_entry(&head, payload));
+        let waiting = Waiting::Overwrite { extent, length, reply, arrived_us };
+        self.proposed(id, proposed, waiting);
+    }
+
+    fn check_overwrite(&mut self, it: &Overwrite, payload: &Bytes) -> Result<(), DataError> {
+        let fenced = self.is_fenced();
+        let partition = self.partition(it.partition)?;
+        partition.check_epoch(it.epoch)?;
+        if !partition.leads() {
+            return Err(partition.not_leader());
+        }
+        if fenced {
+            return Err(DataError::DiskFailed);
+        }
+        if payload.is_empty() || payload.len() > TRANSFER_BYTES_MAX {
+            return Err(DataError::Invalid);
+        }
+        if checksums_of(payload) != it.checksums {
+            return Err(DataError::DamagedInTransit);
+        }
+        let end = it.offset.checked_add(payload.len() as u64).ok_or(DataError::Invalid)?;
+        match partition.store.states(&[it.extent]).first() {
+            Some(state) if end <= state.committed => Ok(()),
+            // The primary's word that these bytes are committed is still on its way.
+            Some(state) if end <= state.length => Err(DataError::Busy),
+            Some(_) => Err(DataError::Invalid),
+            None => Err(DataError::NotHere),
+        }
+    }
+
+    /// Notes who waits for an entry, or tells them why there is none.
+    pub fn proposed(
+        &mut self,
+        id: PartitionId,
+        proposed: Result<LogPosition, ProposeError>,
+        waiting: Waiting,
+    ) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        match proposed {
+            Ok(LogPosition { term, index }) => {
+                let since_ms = self.ticked_ms;
+                let proposal = Proposal { term, waiting, since_ms };
+                if let Some(former) = partition.proposals.insert(index, proposal) {
+                    refuse(former.waiting, &DataError::Busy);
+                }
+            }
+            Err(error) => {
+                let error = match error {
+                    ProposeError::NotLeader { leader, .. } => {
+                        DataError::NotPrimary { hint: leader }
+                    }
+                    ProposeError::NoGroup { .. } => DataError::WrongPartition,
+                    ProposeError::LogFailed => DataError::DiskFailed,
+                    ProposeError::TooLarge { .. } => DataError::Invalid,
+                    _ => DataError::Busy,
+                };
+                refuse(waiting, &error);
+            }
+        }
+    }
+
+    /// One committed entry of a group.
+    pub fn committed(&mut self, id: PartitionId, entry: Committed) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let index = entry.position.index;
+        partition.checkpoint.bytes += payload_bytes(&entry.payload);
+        let configuration = match entry.payload {
+            Payload::Empty => None,
+            Payload::Members { context, .. } => milpa_wire::decode(&context).ok(),
+            Payload::Data(data) => match decode_entry(&data) {
+                Some((EntryHead::Overwrite { extent, offset, checksums }, bytes)) => {
+                    partition.applying.borrow_mut().begin(index, Some(extent));
+                    let place = (extent, offset);
+                    return self.apply_overwrite(id, entry.position, place, bytes, checksums);
+                }
+                Some((EntryHead::Configure(configuration), _)) => Some(configuration),
+                None => {
+                    tracing::error!(partition = %id, index, "a log entry cannot be understood");
+                    None
+                }
+            },
+        };
+        partition.applying.borrow_mut().begin(index, None);
+        match configuration {
+            Some(configuration) => self.adopt(id, entry.position, configuration),
+            None => self.entry_applied(id, entry.position, None, Ok(())),
+        }
+    }
+
+    fn apply_overwrite(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        (extent, offset): (ExtentId, u64),
+        bytes: Bytes,
+        checksums: Vec<u32>,
+    ) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let store = Arc::clone(&partition.store);
+        let repeated = position.index <= partition.repeated_until;
+        let overwriting = if repeated { Overwriting::Repeated } else { Overwriting::New };
+        let length = bytes.len() as u64;
+        self.workers.ordered(
+            (id, extent),
+            move || apply(&store, extent, offset, &bytes, &checksums, overwriting),
+            move |disk, applied| match applied {
+                Applied::Done => disk.entry_applied(id, position, Some(extent), Ok(())),
+                Applied::Damaged => {
+                    let range = (offset, length);
+                    disk.repair_then(id, extent, range, position.index, move |disk, repaired| {
+                        let result = repaired.map_err(|_| DataError::Corrupt { block: 0 });
+                        disk.entry_applied(id, position, Some(extent), result);
+                    });
+                }
+                // The fence is up: everybody is told elsewhere, and the log keeps the entry.
+                Applied::Failed => {}
+            },
+        );
+    }
+
+    /// An entry has had its effect here (or, with an error, could not have it on this extent).
+    pub fn entry_applied(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        extent: Option<ExtentId>,
+        result: Result<(), DataError>,
+    ) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let moved = partition.applying.borrow_mut().finish(position.index, extent);
+        let applied = partition.applying.borrow().applied();
+        let proposal = partition.proposals.remove(&position.index);
+        if moved {
+            self.driver.multi.applied(id, applied);
+        }
+        let Some(proposal) = proposal else { return };
+        if proposal.term != position.term {
+            return refuse(proposal.waiting, &DataError::Busy);
+        }
+        match proposal.waiting {
+            Waiting::Overwrite { extent, length, reply, arrived_us } => match result {
+                Ok(()) => self.answer_overwrite(id, extent, length, reply, arrived_us),
+                Err(error) => answer(reply, Err(error)),
+            },
+            Waiting::Configure { configuration, replies } => {
+                self.answer_configure(id, &configuration, replies);
+            }
+        }
+    }
+
+    /// Answers at once if all members are known to send readers of this extent to the leader;
+    /// else asks them until they do. One round trip, at an extent's first overwrite.
+    fn answer_overwrite(
+        &mut self,
+        id: PartitionId,
+        extent: ExtentId,
+        length: u64,
+        reply: Reply,
+        arrived_us: u64,
+    ) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let done = move |reply: Reply| {
+            let metrics = Metrics::get();
+            metrics.overwrite_bytes.inc_by(length);
+            let seconds = now_us().saturating_sub(arrived_us) as f64 / 1e6;
+            metrics.overwrite_seconds.observe(seconds);
+            answer_done(reply, Ok(()));
+        };
+        if partition.marked_everywhere.contains(&extent) {
+            return done(reply);
+        }
+        let configuration = partition.configuration.clone();
+        let (shared, disk, node) = (Rc::clone(&self.shared), self.index, self.shared.node);
+        tokio::task::spawn_local(async move {
+            for member in configuration.members.iter().filter(|member| **member != node) {
+                let asked = marked(&shared, id, configuration.epoch, extent, *member);
+                if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
+                    // The bytes are committed, but a reader may still see the old ones at this
+                    // member. The client repeats itself until it is heard or out of the epoch.
+                    return answer(reply, Err(DataError::Busy));
+                }
+            }
+            let note = move |disk: &mut Disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.marked_everywhere.insert(extent);
+                }
+            };
+            shared.ask_disk(disk, note).await;
+            done(reply);
+        });
+    }
+
+    /// Roles, terms and leaders.
+    pub fn role_changed(&mut self, change: &RoleChange) {
+        let Some(partition) = self.partitions.get_mut(&change.group) else { return };
+        Metrics::get().raft_role_changes.inc();
+        tracing::debug!(partition = %change.group, role = ?change.role, term = change.term,
+            leader = ?change.leader, "Raft role");
+        (partition.role, partition.term) = (change.role, change.term);
+        partition.leader = change.leader;
+    }
+
+    /// Deadlines of proposals, and checkpoints that are due.
+    pub fn tick_overwrites(&mut self, now: u64) {
+        let config = &self.shared.config;
+        let (bytes_max, trim_ms) = (config.log_bytes_max, config.log_trim_ms);
+        let mut due = Vec::new();
+        for (id, partition) in &mut self.partitions {
+            give_up_old(partition, now);
+            let checkpoint = &mut partition.checkpoint;
+            if checkpoint.at_ms == 0 {
+                checkpoint.at_ms = now;
+            }
+            let waited = now.saturating_sub(checkpoint.at_ms) >= trim_ms;
+            let news = partition.applying.borrow().applied() > partition.state.applied;
+            let wanted = checkpoint.bytes >= bytes_max || (waited && news);
+            if wanted && !checkpoint.is_running && !partition.is_installing {
+                due.push(*id);
+            }
+        }
+        if self.is_fenced() {
+            return;
+        }
+        for id in due {
+            self.start_checkpoint(id, now);
+        }
+    }
+
+    /// Flushes what was overwritten, writes the applied index down, then lets the log go.
+    fn start_checkpoint(&mut self, id: PartitionId, now: u64) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let (index, since) = (partition.applying.borrow().applied(), partition.state.applied);
+        let touched: Vec<(ExtentId, u64)> = {
+            let applying = partition.applying.borrow();
+            applying.touched_after(since).into_iter().map(|extent| (extent, 0)).collect()
+        };
+        partition.checkpoint.is_running = true;
+        partition.checkpoint.bytes = 0;
+        partition.checkpoint.at_ms = now;
+        let store = Arc::clone(&partition.store);
+        self.workers.slow(
+            move || flush_those_left(&store, &touched),
+            move |disk, flushed| disk.checkpoint_flushed(id, index, flushed),
+        );
+    }
+
+    fn checkpoint_flushed(&mut self, id: PartitionId, index: u64, flushed: Result<(), StoreError>) {
+        let snapshot = self.driver.multi.describe(id, index);
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if let Err(error) = flushed {
+            partition.checkpoint.is_running = false;
+            tracing::warn!(partition = %id, %error, "the log was not trimmed: a flush failed");
+            return;
+        }
+        partition.state.applied = partition.state.applied.max(index);
+        if snapshot.is_some() {
+            partition.state.snapshot.clone_from(&snapshot);
+        }
+        self.save_state(
+            id,
+            Box::new(move |disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.checkpoint.is_running = false;
+                }
+                if let Some(snapshot) = snapshot {
+                    disk.driver.multi.set_snapshot(id, snapshot);
+                    disk.driver.multi.compact(id, index);
+                }
+            }),
+        );
+    }
+}
+
+/// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
+/// it: those are fetched only from replicas that have applied at least as much of the log.
+fn apply(
+    store: &ExtentStore,
+    extent: ExtentId,
+    offset: u64,
+    bytes: &Bytes,
+    checksums: &[u32],
+    overwriting: Overwriting,
+) -> Applied {
+    let whole = Checksums::of_payload(checksums);
+    let result = match store.overwrite(extent, offset, bytes, whole, overwriting) {
+        Err(StoreError::Shorter { length }) => {
+            apply_part(store, extent, offset, bytes, length, overwriting)
+        }
+        other => other,
+    };
+    match result {
+        Ok(()) | Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done,
+        Err(StoreError::Corrupt { .. } | StoreError::ReadFailed { .. }) => Applied::Damaged,
+        Err(StoreError::Busy | StoreError::NoSpace) => {
+            // In place needs no space but for a mark; try from another replica's bytes later.
+            Applied::Damaged
+        }
+        Err(error) => {
+            tracing::error!(%extent, %error, "a committed overwrite cannot be applied");
+            Applied::Failed
+        }
+    }
+}
+
+fn apply_part(
+    store: &ExtentStore,
+    extent: ExtentId,
+    offset: u64,
+    bytes: &Bytes,
+    length: u64,
+    overwriting: Overwriting,
+) -> Result<(), StoreError> {
+    let held = usize::try_from(length.saturating_sub(offset)).unwrap_or(usize::MAX);
+    let part = bytes.get(..held.min(bytes.len())).unwrap_or_default();
+    if part.is_empty() {
+        // The mark is needed all the same: readers of this extent go to the leader from now on.
+        return store.mark_overwritten(extent);
+    }
+    let checksums = checksums_of(part);
+    store.overwrite(extent, offset, part, Checksums::of_payload(&checksums), overwriting)
+}
+
+/// Flushes extents of which some may be removed by now.
+fn flush_those_left(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
+    for extent in extents {
+        match store.flush(std::slice::from_ref(extent)) {
+            Ok(()) | Err(StoreError::NoExtent | StoreError::Removed) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Whether a member marks the extent as overwritten, asked until it does.
+async fn marked(
+    shared: &Rc<super::shared::Shared>,
+    partition: PartitionId,
+    epoch: milpa_types::Epoch,
+    extent: ExtentId,
+    member: NodeId,
+) -> bool {
+    let request = DataRequest::ExtentInfo { partition, epoch, extents: vec![extent], after: None };
+    loop {
+        match shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await {
+            Ok((DataAnswer::Extents(states), _)) => {
+                // A member without the extent serves nobody.
+                if states.iter().all(|state| state.overwritten) {
+                    return true;
+                }
+            }
+            Ok(_) => return false,
+            Err(error) => tracing::debug!(%member, %error, "cannot ask for a mark"),
+        }
+        tokio::time::sleep(MARK_PAUSE).await;
+    }
+}
+
+fn payload_bytes(payload: &Payload) -> u64 {
+    match payload {
+        Payload::Data(data) => data.len() as u64,
+        Payload::Empty | Payload::Members { .. } => 64,
+    }
+}
+
+fn give_up_old(partition: &mut Partition, now: u64) {
+    let old = |proposal: &Proposal| now.saturating_sub(proposal.since_ms) > PROPOSAL_MS;
+    // Dropping the reply tells the caller that the outcome is unknown.
+    partition.proposals.retain(|_, proposal| !old(proposal));
+}
+
+/// Tells those who wait for a proposal that it will not be.
+fn refuse(waiting: Waiting, error: &DataError) {
+    match waiting {
+        Waiting::Overwrite { reply, .. } => answer(reply, Err(error.clone())),
+        Waiting::Configure { replies, .. } => {
+            for reply in replies {
+                answer(reply, Err(error.clone()));
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! One replica of a data partition, as the node's thread sees it.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use milpa_host::rpc::Reply;
+use milpa_raft::Role as RaftRole;
+use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::{Append, Configuration, DataAnswer, DataReply, Replicate};
+
+use crate::append::{Backup, Primary, RequestNumber};
+use crate::offers::Offers;
+use crate::overwrite::Applying;
+use crate::store::ExtentStore;
+
+use super::state::PartitionState;
+use super::workers::Continuation;
+
+/// A request that a core decides about: its bytes and the way to answer.
+pub(crate) enum Held {
+    /// From a client.
+    Append {
+        /// The request.
+        append: Append,
+        /// Its bytes.
+        payload: Bytes,
+        /// The way to answer.
+        reply: Reply,
+        /// When it arrived, in microseconds.
+        arrived_us: u64,
+    },
+    /// From the primary.
+    Replicate {
+        /// The request.
+        replicate: Replicate,
+        /// Its bytes.
+        payload: Bytes,
+        /// The way to answer.
+        reply: Reply,
+    },
+}
+
+/// Who waits for a log entry.
+pub(crate) enum Waiting {
+    /// A client's overwrite.
+    Overwrite {
+        /// The extent.
+        extent: ExtentId,
+        /// Bytes.
+        length: u64,
+        /// The way to answer.
+        reply: Reply,
+        /// When it arrived, in microseconds.
+        arrived_us: u64,
+    },
+    /// The manager's configuration.
+    Configure {
+        /// What was proposed.
+        configuration: Configuration,
+        /// The ways to answer: the manager may repeat itself.
+        replies: Vec<Reply>,
+    },
+}
+
+/// A proposal of this node.
+pub(crate) struct Proposal {
+    /// The term in which it was made: an entry of another term at its index is another entry.
+    pub term: u64,
+    /// Who waits.
+    pub waiting: Waiting,
+    /// When it was made.
+    pub since_ms: u64,
+}
+
+/// Which extents the next alignment looks at.
+#[derive(Debug, Default)]
+pub(crate) struct Alignment {
+    /// One is under way.
+    pub is_running: bool,
+    /// All extents of all members are to be compared: a new epoch, or this process started.
+    pub wants_all: bool,
+    /// These broke.
+    pub broken: BTreeSet<ExtentId>,
+    /// Extents whose replicas are not known to be equal, as of the last run.
+    pub unaligned: u64,
+    /// Not before this time.
+    pub next_ms: u64,
+    /// Runs without full success since the last one with it.
+    pub failures: u32,
+}
+
+/// When the extents were last flushed for the log's sake.
+#[derive(Debug, Default)]
+pub(crate) struct Checkpoint {
+    /// One is under way.
+    pub is_running: bool,
+    /// Bytes of entries applied since.
+    pub bytes: u64,
+    /// When.
+    pub at_ms: u64,
+}
+
+/// Saving the partition's state: one file operation at a time.
+#[derive(Default)]
+pub(crate) struct Saving {
+    /// One is under way.
+    pub is_running: bool,
+    /// What happens after the next one.
+    pub then: Vec<Continuation>,
+}
+
+/// One replica.
+pub(crate) struct Partition {
+    /// Its id.
+    pub id: PartitionId,
+    /// Its extents.
+    pub store: Arc<ExtentStore>,
+    /// What is or will be written down; see `configuration` for what is in force.
+    pub state: PartitionState,
+    /// Saving it.
+    pub saving: Saving,
+    /// The configuration in force: written down.
+    pub configuration: Configuration,
+    /// Why the replica is out of service: its log is damaged.
+    pub broken: Option<String>,
+    /// Orders appends, if this node is the primary.
+    pub primary: Primary,
+    /// Receives them, if it is not.
+    pub backup: Backup,
+    /// Requests that these two decide about.
+    pub held: BTreeMap<RequestNumber, Held>,
+    /// Raft role.
+    pub role: RaftRole,
+    /// Raft term.
+    pub term: u64,
+    /// Raft leader, as far as known.
+    pub leader: Option<NodeId>,
+    /// Entries under way to the extents. Shared with the tasks that fill extents.
+    pub applying: Rc<RefCell<Applying>>,
+    /// Entries up to here may have been applied before the process started.
+    pub repeated_until: u64,
+    /// Own proposals by index.
+    pub proposals: BTreeMap<u64, Proposal>,
+    /// Extents that all members of the epoch have marked as overwritten.
+    pub marked_everywhere: BTreeSet<ExtentId>,
+    /// Flushing for the log.
+    pub checkpoint: Checkpoint,
+    /// A snapshot is being fetched.
+    pub is_installing: bool,
+    /// Making replicas equal.
+    pub alignment: Alignment,
+    /// Extents that are being filled here, and who waits for it.
+    pub filling: BTreeMap<ExtentId, Vec<Reply>>,
+    /// Blocks that are being repaired here.
+    pub repairing: BTreeSet<(ExtentId, u64)>,
+    /// Unpublished bytes that are asked about.
+    pub offers: Offers,
+    /// Bytes allocated, as last counted.
+    pub allocated_bytes: u64,
+}
+
+impl Partition {
+    /// Whether this node takes part in the configuration in force.
+    pub fn is_member(&self, node: NodeId) -> bool {
+        self.configuration.members.contains(&node)
+    }
+
+    /// Checks the epoch of a request.
+    pub fn check_epoch(&self, epoch: milpa_types::Epoch) -> Result<(), DataError> {
+        let current = self.configuration.epoch;
+        if epoch == current { Ok(()) } else { Err(DataError::StaleEpoch { current }) }
+    }
+
+    /// Whether this node leads the Raft group, as far as it knows.
+    pub fn leads(&self) -> bool {
+        self.role == RaftRole::Leader
+    }
+
+    /// What a request to somebody who is not the leader gets.
+    pub fn not_leader(&self) -> DataError {
+        DataError::NotPrimary { hint: self.leader }
+    }
+}
+
+/// Answers without bytes.
+pub(crate) fn answer(reply: Reply, result: Result<DataAnswer, DataError>) {
+    let body: DataReply = result;
+    reply.send(&body, Bytes::new());
+}
+
+/// Answers `Done`, or the error.
+pub(crate) fn answer_done(reply: Reply, result: Result<(), DataError>) {
+    answer(reply, result.map(|()| DataAnswer::Done));
+}

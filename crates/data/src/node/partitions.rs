@@ -1,0 +1,211 @@
+//! Replicas come and go: opened at the start, created and dropped on the manager's word.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use milpa_host::rpc::Reply;
+use milpa_raft::{GroupStart, Role as RaftRole};
+use milpa_types::{DataError, NodeId, PartitionId};
+use milpa_wire::data::CreateDataPartition;
+
+use crate::DataNodeConfig;
+use crate::append::{Backup, Limits, Primary};
+use crate::offers::Offers;
+use crate::overwrite::Applying;
+use crate::store::piece::PIECE_HEADER_BYTES;
+use crate::store::{ExtentStore, RecoveryReport};
+
+use super::appends::BATCH_BYTES_MAX;
+use super::disk::Disk;
+use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
+use super::state::{PartitionState, state_path, sync_directory};
+
+/// Ids that may be given before the next durable write of the bound.
+const IDS_AT_START: u32 = 16_384;
+/// Extents of one partition that take appends at the same time.
+const EXTENTS_OPEN_MAX: usize = 65_536;
+/// Repeats that are recognized, in one partition.
+const TOKENS_MAX: usize = 32_768;
+/// An extent that is open for so long without an append is closed.
+const IDLE_MS: u64 = 600_000;
+
+/// The bounds of a partition's primary.
+pub(crate) fn limits(config: &DataNodeConfig) -> Limits {
+    Limits {
+        requests_max: config.append_queue_max as usize,
+        extents_max: EXTENTS_OPEN_MAX,
+        small_extent_bytes_max: config.small_extent_bytes_max,
+        batch_bytes_max: BATCH_BYTES_MAX,
+        piece_header_bytes: PIECE_HEADER_BYTES as u64,
+        member_silent_ms: config.member_silent_ms,
+        idle_ms: IDLE_MS,
+        tokens_max: TOKENS_MAX,
+    }
+}
+
+/// Where a group goes on.
+pub(crate) fn group_start(state: &PartitionState) -> GroupStart {
+    GroupStart { applied: state.applied, snapshot: state.snapshot.clone() }
+}
+
+/// Whether this replica founds its group, or joins one that exists.
+pub(crate) fn is_founder(state: &PartitionState, node: NodeId) -> bool {
+    state.configuration.epoch.0 <= 1 && state.configuration.members.contains(&node)
+}
+
+impl Partition {
+    /// A replica around its store. `ids_next` is the first id that was never reserved.
+    pub fn new(
+        node: NodeId,
+        store: ExtentStore,
+        state: PartitionState,
+        ids_next: u32,
+        config: &DataNodeConfig,
+    ) -> Partition {
+        let configuration = state.configuration.clone();
+        let mut primary = Primary::new(node, configuration.clone(), limits(config));
+        primary.ids_reserved(ids_next, state.ids_until);
+        let wants_all = configuration.primary == node;
+        Partition {
+            id: state.partition,
+            store: Arc::new(store),
+            saving: Saving::default(),
+            broken: None,
+            primary,
+            backup: Backup::new(node, configuration.clone()),
+            configuration,
+            held: BTreeMap::new(),
+            role: RaftRole::Follower,
+            term: 0,
+            leader: None,
+            applying: Rc::new(RefCell::new(Applying::new(state.applied))),
+            repeated_until: 0,
+            proposals: BTreeMap::new(),
+            marked_everywhere: BTreeSet::new(),
+            checkpoint: Checkpoint::default(),
+            is_installing: false,
+            alignment: Alignment { wants_all, ..Alignment::default() },
+            filling: BTreeMap::new(),
+            repairing: BTreeSet::new(),
+            offers: Offers::default(),
+            allocated_bytes: 0,
+            state,
+        }
+    }
+}
+
+/// Says what opening a partition's extents found.
+pub(crate) fn log_recovery(partition: PartitionId, report: &RecoveryReport) {
+    let damaged: usize = report.extents.iter().map(|extent| extent.damaged.len()).sum();
+    if damaged > 0 || !report.unreadable.is_empty() || !report.vanished.is_empty() {
+        tracing::warn!(%partition, damaged, unreadable = ?report.unreadable,
+            vanished = ?report.vanished, "damage found; it is repaired from other replicas");
+    }
+}
+
+impl Disk {
+    /// The manager's word to hold a replica. Repeats are answered, not done twice.
+    pub fn create_partition(&mut self, create: CreateDataPartition, reply: Reply) {
+        let id = create.partition;
+        if self.is_fenced() {
+            return answer(reply, Err(DataError::DiskFailed));
+        }
+        if let Some(partition) = self.partitions.get(&id) {
+            let same = partition.state.volume == create.volume;
+            let member = create.configuration.members.contains(&self.shared.node);
+            if partition.broken.is_none() || member {
+                let result = if same { Ok(()) } else { Err(DataError::Invalid) };
+                return answer_done(reply, result);
+            }
+            // The group goes on without this replica: it may come back, blank.
+            self.forget(id);
+            if let Err(error) = wipe(&self.states, &self.extents, id) {
+                self.store_disk.fence("remove a damaged replica", &error);
+                return answer(reply, Err(DataError::DiskFailed));
+            }
+        }
+        self.shared.routes.borrow_mut().insert(id, self.index);
+        let result = self.make_partition(&create);
+        if let Err(problem) = &result {
+            tracing::error!(partition = %id, problem, "cannot create the partition");
+            self.shared.routes.borrow_mut().remove(&id);
+        }
+        answer_done(reply, result.map_err(|_| DataError::DiskFailed));
+    }
+
+    fn make_partition(&mut self, create: &CreateDataPartition) -> Result<(), String> {
+        let id = create.partition;
+        let directory = self.extents.join(id.to_string());
+        let opened = ExtentStore::open(&self.store_disk, &directory, id);
+        let (store, report) = opened.map_err(|error| format!("{error}"))?;
+        log_recovery(id, &report);
+        let state = PartitionState {
+            partition: id,
+            volume: create.volume,
+            configuration: create.configuration.clone(),
+            applied: 0,
+            snapshot: None,
+            ids_until: IDS_AT_START,
+            relaxed: create.relaxed,
+        };
+        // Small, rare, and before anybody may rely on it: written on this thread.
+        state.save(&self.states).map_err(|error| error.to_string())?;
+        let node = self.shared.node;
+        let founder = is_founder(&state, node);
+        self.start_group(&state, founder);
+        let mut partition = Partition::new(node, store, state, 0, &self.shared.config);
+        if let Some(status) = self.driver.multi.status(id) {
+            partition.applying.borrow_mut().jump(status.applied);
+        }
+        partition.alignment.wants_all = false;
+        self.partitions.insert(id, partition);
+        tracing::info!(partition = %id, founder, "partition created");
+        Ok(())
+    }
+
+    /// Makes the Raft replica: a founder with all members, one that joins with none.
+    pub fn start_group(&mut self, state: &PartitionState, founder: bool) {
+        let configuration = &state.configuration;
+        let campaign = founder && configuration.primary == self.shared.node;
+        let voters: &[NodeId] = if founder { &configuration.members } else { &[] };
+        self.driver.multi.create_group(state.partition, voters, &[], campaign);
+    }
+
+    fn forget(&mut self, id: PartitionId) {
+        self.partitions.remove(&id);
+        self.driver.multi.remove_group(id);
+        self.shared.routes.borrow_mut().remove(&id);
+    }
+
+    /// The volume was deleted. Answered when the files are gone.
+    pub fn delete_partition(&mut self, id: PartitionId, reply: Reply) {
+        if self.partitions.contains_key(&id) {
+            self.forget(id);
+            tracing::info!(partition = %id, "partition deleted");
+        }
+        let (states, extents) = (self.states.clone(), self.extents.clone());
+        self.workers.slow(
+            move || {
+                let wiped = wipe(&states, &extents, id);
+                answer_done(reply, wiped.map_err(|_| DataError::Busy));
+            },
+            |_, ()| {},
+        );
+    }
+}
+
+/// Removes a replica's files, its state first: extents without a state are never opened.
+fn wipe(states: &Path, extents: &Path, id: PartitionId) -> std::io::Result<()> {
+    let missing = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
+    match std::fs::remove_file(state_path(states, id)) {
+        Err(error) if !missing(&error) => return Err(error),
+        _ => sync_directory(states)?,
+    }
+    match std::fs::remove_dir_all(extents.join(id.to_string())) {
+        Err(error) if !missing(&error) => Err(error),
+        _ => sync_directory(extents),
+    }
+}

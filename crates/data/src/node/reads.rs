@@ -1,0 +1,156 @@
+//! Reads: from any member that has the bytes, except those of overwritten extents.
+//!
+//! A replica answers only if it would know of overwrites: it takes part in the configuration, and
+//! its group has a leader that it hears. Bytes that were overwritten in place are read at the
+//! leader under its lease, after everything committed is on the extent.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use milpa_host::clock::{now_ms, now_us};
+use milpa_host::rpc::Reply;
+use milpa_types::{DataError, PartitionId};
+use milpa_wire::data::{DataAnswer, DataReply, Read, TRANSFER_BYTES_MAX};
+
+use crate::store::{StoreError, StoredBytes};
+
+use super::disk::Disk;
+use super::metrics::Metrics;
+use super::partition::answer;
+use super::requests::data_error;
+
+/// A follower that has heard nothing from its leader's node for this long may be out of the
+/// configuration without knowing it. Above the longest election timeout.
+const HEARD_MS: u64 = 1_500;
+
+impl Disk {
+    /// A client's read.
+    pub fn read(&mut self, read: Read, reply: Reply, arrived_us: u64) {
+        match self.may_read(&read) {
+            Err(error) => {
+                Metrics::get().read_errors.inc();
+                answer(reply, Err(error));
+            }
+            Ok(true) => self.read_as_leader(read, reply, arrived_us),
+            Ok(false) => self.read_unless_marked(read, reply, arrived_us),
+        }
+    }
+
+    /// Whether the read may be answered here, and if so whether only as the leader.
+    fn may_read(&mut self, read: &Read) -> Result<bool, DataError> {
+        let (node, now, ticked) = (self.shared.node, now_ms(), self.ticked_ms);
+        let heard = |node| self.heard_ms.get(&node).copied().unwrap_or(0);
+        let lease = self.driver.multi.lease_valid(read.partition, now);
+        let heard_leader = self.partitions.get(&read.partition).and_then(|p| p.leader).map(heard);
+        let partition = self.partition(read.partition)?;
+        if read.length == 0 || read.length as usize > TRANSFER_BYTES_MAX {
+            return Err(DataError::Invalid);
+        }
+        if !partition.is_member(node) || partition.is_installing {
+            return Err(DataError::NotHere);
+        }
+        if partition.leads() {
+            let waiting = partition.applying.borrow().is_waiting(read.extent);
+            return if lease { Ok(read.at_leader || waiting) } else { Err(DataError::Busy) };
+        }
+        if read.at_leader || partition.applying.borrow().is_waiting(read.extent) {
+            return Err(partition.not_leader());
+        }
+        // A process that was stopped wakes up with frames unread.
+        let fresh = now.saturating_sub(ticked) < HEARD_MS;
+        match heard_leader {
+            Some(heard) if fresh && now.saturating_sub(heard) < HEARD_MS => Ok(false),
+            _ => Err(DataError::Busy),
+        }
+    }
+
+    /// Reads bytes that may have been overwritten, behind the overwrites of the extent.
+    fn read_as_leader(&mut self, read: Read, reply: Reply, arrived_us: u64) {
+        if let Err(error) = self.check_lease(read.partition) {
+            return answer(reply, Err(error));
+        }
+        let Some(partition) = self.partitions.get(&read.partition) else { return };
+        let store = Arc::clone(&partition.store);
+        self.workers.ordered(
+            (read.partition, read.extent),
+            move || store.read(read.extent, read.offset, read.length),
+            move |disk, result| {
+                // The lease counts when the answer leaves, not when it was computed.
+                let result = match disk.check_lease(read.partition) {
+                    Ok(()) => disk.note_damage(&read, result),
+                    Err(error) => Err(error),
+                };
+                answer_read(reply, result, arrived_us);
+            },
+        );
+    }
+
+    fn check_lease(&mut self, id: PartitionId) -> Result<(), DataError> {
+        let lease = self.driver.multi.lease_valid(id, now_ms());
+        let committed = self.driver.multi.status(id).map_or(u64::MAX, |status| status.commit);
+        let partition = self.partition(id)?;
+        if !partition.leads() {
+            return Err(partition.not_leader());
+        }
+        let delivered = partition.applying.borrow().delivered();
+        if lease && delivered >= committed { Ok(()) } else { Err(DataError::Busy) }
+    }
+
+    /// Reads on whichever thread is free, and finds out there whether the extent is marked.
+    fn read_unless_marked(&mut self, read: Read, reply: Reply, arrived_us: u64) {
+        let Some(partition) = self.partitions.get(&read.partition) else { return };
+        let (store, leads) = (Arc::clone(&partition.store), partition.leads());
+        let hint = partition.leader;
+        let events = self.events.clone();
+        self.workers.read(move || {
+            let marked =
+                store.states(&[read.extent]).first().is_some_and(|state| state.overwritten);
+            if marked && !leads {
+                return answer(reply, Err(DataError::NotPrimary { hint }));
+            }
+            let then: super::workers::Continuation = if marked {
+                Box::new(move |disk| disk.read_as_leader(read, reply, arrived_us))
+            } else {
+                match store.read(read.extent, read.offset, read.length) {
+                    Ok(stored) => return answer_read(reply, Ok(stored), arrived_us),
+                    Err(error) => Box::new(move |disk| {
+                        let result = disk.note_damage(&read, Err(error));
+                        answer_read(reply, result, arrived_us);
+                    }),
+                }
+            };
+            let _ = events.send(super::disk::DiskEvent::Then(then));
+        });
+    }
+
+    /// A damaged block is repaired from another replica, whoever found it.
+    fn note_damage(
+        &mut self,
+        read: &Read,
+        result: Result<StoredBytes, StoreError>,
+    ) -> Result<StoredBytes, DataError> {
+        if let Err(StoreError::Corrupt { block } | StoreError::ReadFailed { block, .. }) = &result {
+            Metrics::get().corrupt_blocks.inc();
+            self.repair_block(read.partition, read.extent, *block);
+        }
+        result.map_err(data_error)
+    }
+}
+
+fn answer_read(reply: Reply, result: Result<StoredBytes, DataError>, arrived_us: u64) {
+    let metrics = Metrics::get();
+    match result {
+        Ok(stored) => {
+            metrics.read_bytes.inc_by(stored.bytes.len() as u64);
+            let seconds = now_us().saturating_sub(arrived_us) as f64 / 1e6;
+            metrics.read_seconds.observe(seconds);
+            let body: DataReply = Ok(DataAnswer::Bytes { checksums: stored.checksums, hole: 0 });
+            reply.send(&body, stored.bytes);
+        }
+        Err(error) => {
+            metrics.read_errors.inc();
+            let body: DataReply = Err(error);
+            reply.send(&body, Bytes::new());
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Requests of one disk's partitions, each to its handler.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use milpa_host::rpc::Reply;
+use milpa_types::{DataError, Epoch, ExtentId, PartitionId, Role};
+use milpa_wire::data::{DataAnswer, DataReply, DataRequest, EXTENT_STATES_MAX};
+
+use crate::store::StoreError;
+
+use super::access::partition_of;
+use super::disk::{Disk, Incoming};
+use super::metrics::Metrics;
+use super::partition::{answer, answer_done};
+
+/// Extents in one flush request, at most.
+const FLUSH_EXTENTS_MAX: usize = 65_536;
+/// Extents in one digest, at most: what fits into an answer.
+const DIGESTS_MAX: usize = 200_000;
+
+/// A store error as others are told: an extent that is not here may well be elsewhere.
+pub(crate) fn data_error(error: StoreError) -> DataError {
+    match error {
+        StoreError::NoExtent => DataError::NotHere,
+        other => other.into(),
+    }
+}
+
+impl Disk {
+    /// One request, its role already checked.
+    pub fn request(&mut self, incoming: Incoming) {
+        if let Err(error) = self.admit(&incoming) {
+            answer(incoming.reply, Err(error));
+            return;
+        }
+        let Incoming { peer, request, payload, reply, arrived_us } = incoming;
+        match request {
+            DataRequest::Append(append) => self.append(append, payload, reply, arrived_us),
+            DataRequest::Replicate(it) => self.replicate(peer.node, it, payload, reply),
+            DataRequest::Read(read) => self.read(read, reply, arrived_us),
+            DataRequest::Flush { partition, epoch, extents } => {
+                self.flush(partition, epoch, extents, reply);
+            }
+            DataRequest::Overwrite(it) => self.overwrite(it, &payload, reply, arrived_us),
+            DataRequest::Close { partition, extent } => self.close(partition, extent, reply),
+            DataRequest::ExtentInfo { partition, epoch, extents, after } => {
+                self.extent_info((partition, epoch), extents, after, reply);
+            }
+            DataRequest::Seal { .. } => self.seal(peer.node, request, reply),
+            DataRequest::Fetch { partition, extent, offset, length, applied } => {
+                self.fetch((partition, extent), (offset, length), applied, reply);
+            }
+            DataRequest::CreatePartition(create) => self.create_partition(create, reply),
+            DataRequest::DeletePartition { partition } => self.delete_partition(partition, reply),
+            DataRequest::Configure { partition, configuration } => {
+                self.configure(partition, configuration, reply);
+            }
+            DataRequest::Digest { partition } => self.digest(partition, reply),
+            // These two concern all disks: the service answers them.
+            DataRequest::Free { .. } | DataRequest::Report => {
+                answer(reply, Err(DataError::Invalid));
+            }
+        }
+    }
+
+    fn admit(&mut self, incoming: &Incoming) -> Result<(), DataError> {
+        let client = incoming.peer.role == Role::Client;
+        if client && self.workers.is_full() {
+            return Err(self.busy());
+        }
+        if let DataRequest::CreatePartition(_) | DataRequest::DeletePartition { .. } =
+            incoming.request
+        {
+            return Ok(());
+        }
+        let Some(id) = partition_of(&incoming.request) else { return Ok(()) };
+        let volume = self.partition(id)?.state.volume;
+        let foreign = client && incoming.peer.volume != Some(volume);
+        if foreign { Err(DataError::WrongPartition) } else { Ok(()) }
+    }
+
+    fn flush(
+        &mut self,
+        id: PartitionId,
+        epoch: Epoch,
+        extents: Vec<(ExtentId, u64)>,
+        reply: Reply,
+    ) {
+        let checked = self.partition(id).and_then(|partition| {
+            partition.check_epoch(epoch)?;
+            if extents.len() > FLUSH_EXTENTS_MAX {
+                return Err(DataError::Invalid);
+            }
+            Ok(Arc::clone(&partition.store))
+        });
+        let store = match checked {
+            Ok(store) => store,
+            Err(error) => return answer(reply, Err(error)),
+        };
+        self.workers.slow(
+            move || {
+                let started = Instant::now();
+                let result = store.flush(&extents).map_err(data_error);
+                Metrics::get().flush_seconds.observe(started.elapsed().as_secs_f64());
+                answer_done(reply, result);
+            },
+            |_, ()| {},
+        );
+    }
+
+    /// Frees ranges of one partition; `then` gets how it went, on a disk thread.
+    pub fn free(
+        &mut self,
+        id: PartitionId,
+        ranges: Vec<crate::store::Freed>,
+        then: impl FnOnce(Result<(), DataError>) + Send + 'static,
+    ) {
+        match self.partition(id) {
+            Ok(partition) => {
+                let store = Arc::clone(&partition.store);
+                self.workers
+                    .slow(move || then(store.free(&ranges).map_err(DataError::from)), |_, ()| {});
+            }
+            Err(error) => then(Err(error)),
+        }
+    }
+
+    fn extent_info(
+        &mut self,
+        (id, epoch): (PartitionId, Epoch),
+        extents: Vec<ExtentId>,
+        after: Option<ExtentId>,
+        reply: Reply,
+    ) {
+        let checked = self.partition(id).and_then(|partition| {
+            partition.check_epoch(epoch)?;
+            if extents.len() > EXTENT_STATES_MAX {
+                return Err(DataError::Invalid);
+            }
+            Ok(Arc::clone(&partition.store))
+        });
+        let store = match checked {
+            Ok(store) => store,
+            Err(error) => return answer(reply, Err(error)),
+        };
+        self.workers.slow(
+            move || {
+                let mut states = store.states(&extents);
+                states.sort_by_key(|state| state.extent);
+                states.retain(|state| after.is_none_or(|after| state.extent > after));
+                states.truncate(EXTENT_STATES_MAX);
+                answer(reply, Ok(DataAnswer::Extents(states)));
+            },
+            |_, ()| {},
+        );
+    }
+
+    fn fetch(
+        &mut self,
+        (id, extent): (PartitionId, ExtentId),
+        (offset, length): (u64, u64),
+        applied: u64,
+        reply: Reply,
+    ) {
+        let checked = self.partition(id).and_then(|partition| {
+            // Bytes that lack overwrites which the asker has already skipped would lose them.
+            if partition.applying.borrow().applied() < applied {
+                return Err(DataError::Busy);
+            }
+            Ok(Arc::clone(&partition.store))
+        });
+        let store = match checked {
+            Ok(store) => store,
+            Err(error) => return answer(reply, Err(error)),
+        };
+        let length = length.min(milpa_wire::data::TRANSFER_BYTES_MAX as u64);
+        self.workers.read(move || match store.read_for_repair(extent, offset, length) {
+            Ok(found) => {
+                let (checksums, hole) = (found.stored.checksums, found.hole);
+                let body: DataReply = Ok(DataAnswer::Bytes { checksums, hole });
+                reply.send(&body, found.stored.bytes);
+            }
+            Err(error) => answer(reply, Err(data_error(error))),
+        });
+    }
+
+    fn digest(&mut self, id: PartitionId, reply: Reply) {
+        let store = match self.partition(id) {
+            Ok(partition) => Arc::clone(&partition.store),
+            Err(error) => return answer(reply, Err(error)),
+        };
+        self.workers.slow(
+            move || {
+                let mut digests = Vec::new();
+                for state in store.states(&[]).into_iter().take(DIGESTS_MAX) {
+                    match store.digest(state.extent, None) {
+                        Ok(digest) => digests.push(digest),
+                        // Removed meanwhile: it is in nobody's digest.
+                        Err(StoreError::NoExtent | StoreError::Removed) => {}
+                        Err(error) => return answer(reply, Err(data_error(error))),
+                    }
+                }
+                let body: DataReply = Ok(DataAnswer::Digest(digests));
+                reply.send(&body, Bytes::new());
+            },
+            |_, ()| {},
+        );
+    }
+}

@@ -1,0 +1,148 @@
+//! What all parts of a node share. Everything lives on the node's one thread.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::clock::now_us;
+use milpa_host::managers::Managers;
+use milpa_host::rpc::{CallError, Pool};
+use milpa_types::{DataError, DiskId, ExtentId, NodeId, PartitionId, Role};
+use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::oneshot;
+
+use crate::DataNodeConfig;
+
+use super::disk::{Disk, DiskEvent};
+
+/// One disk, as the rest of the node sees it.
+pub(crate) struct DiskHandle {
+    /// Its id.
+    pub id: DiskId,
+    /// The way to its task.
+    pub events: UnboundedSender<DiskEvent>,
+    /// What it last reported.
+    pub report: DiskReport,
+}
+
+/// What a disk's task publishes for heartbeats.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DiskReport {
+    /// Its partitions.
+    pub partitions: Vec<DataPartitionReport>,
+    /// As heartbeats carry it.
+    pub disk: Option<milpa_types::Disk>,
+}
+
+/// Shared by the tasks of a node.
+pub(crate) struct Shared {
+    /// Settings.
+    pub config: DataNodeConfig,
+    /// Who we are.
+    pub node: NodeId,
+    /// Connections.
+    pub pool: Pool,
+    /// The managers.
+    pub managers: Managers,
+    /// Where the other nodes listen.
+    pub addresses: RefCell<BTreeMap<NodeId, SocketAddr>>,
+    /// Which disk holds a partition.
+    pub routes: RefCell<BTreeMap<PartitionId, usize>>,
+    /// The disks.
+    pub disks: RefCell<Vec<DiskHandle>>,
+    /// Requests handed to disk tasks and not yet taken by them.
+    pub queued: Cell<usize>,
+    /// When the next piece of a repair may be fetched, in microseconds, by disk.
+    pub repair_due_us: RefCell<BTreeMap<usize, u64>>,
+}
+
+impl Shared {
+    /// Where a node listens, if known.
+    pub fn address(&self, node: NodeId) -> Option<SocketAddr> {
+        self.addresses.borrow().get(&node).copied()
+    }
+
+    /// Asks another data node. A node that cannot be asked is silent.
+    pub async fn ask_node(
+        &self,
+        node: NodeId,
+        request: &DataRequest,
+        payload: Bytes,
+        wait: Duration,
+    ) -> Result<(DataAnswer, Bytes), DataError> {
+        let silent = DataError::MemberSilent { node };
+        let Some(address) = self.address(node) else { return Err(silent) };
+        let called: Result<(DataReply, Bytes), CallError> =
+            self.pool.call(address, Role::Data, request, payload, wait).await;
+        match called {
+            Ok((Ok(answer), bytes)) => Ok((answer, bytes)),
+            Ok((Err(error), _)) => Err(error),
+            Err(error) => {
+                tracing::debug!(%node, %error, "a data node did not answer");
+                Err(silent)
+            }
+        }
+    }
+
+    /// Has a closure run by a disk's task and gives its result; `None` if the task is gone.
+    pub async fn ask_disk<T: Send + 'static>(
+        &self,
+        disk: usize,
+        question: impl FnOnce(&mut Disk) -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = oneshot::channel();
+        let then = Box::new(move |disk: &mut Disk| {
+            let _ = sender.send(question(disk));
+        });
+        let events = self.disks.borrow().get(disk)?.events.clone();
+        events.send(DiskEvent::Then(then)).ok()?;
+        receiver.await.ok()
+    }
+
+    /// Runs a job on one of a disk's threads for long jobs; `None` if the disk's task is gone.
+    pub async fn run_slow<T: Send + 'static>(
+        &self,
+        disk: usize,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = oneshot::channel();
+        let start = move |disk: &mut Disk| {
+            let run = move || drop(sender.send(job()));
+            disk.workers.slow(run, |_, ()| {});
+        };
+        self.ask_disk(disk, start).await?;
+        receiver.await.ok()
+    }
+
+    /// Runs a job on the thread that keeps an extent's jobs in order.
+    pub async fn run_ordered<T: Send + 'static>(
+        &self,
+        disk: usize,
+        extent: (PartitionId, ExtentId),
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let (sender, receiver) = oneshot::channel();
+        let start = move |disk: &mut Disk| {
+            let run = move || drop(sender.send(job()));
+            disk.workers.ordered(extent, run, |_, ()| {});
+        };
+        self.ask_disk(disk, start).await?;
+        receiver.await.ok()
+    }
+
+    /// Waits until a disk may take `bytes` more from other replicas.
+    pub async fn throttle_repair(&self, disk: usize, bytes: u64) {
+        let now = now_us();
+        let cost = bytes.saturating_mul(1_000_000) / self.config.repair_bytes_per_second.max(1);
+        let due = {
+            let mut by_disk = self.repair_due_us.borrow_mut();
+            let next = by_disk.entry(disk).or_insert(now);
+            *next = (*next).max(now).saturating_add(cost);
+            *next
+        };
+        tokio::time::sleep(Duration::from_micros(due.saturating_sub(now))).await;
+    }
+}

@@ -1,0 +1,144 @@
+//! Raft snapshots: a member that is too far behind copies what was overwritten.
+//!
+//! The snapshot of a partition is its extents as they are. The leader only names an index; the
+//! follower copies every extent that the leader has marked as overwritten, from a replica that
+//! has applied at least that index. What it lacks besides is filled by alignment.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_raft::{InstallSnapshot, SnapshotDescriptor};
+use milpa_types::{DataError, NodeId, PartitionId};
+use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
+
+use crate::store::StoreError;
+
+use super::disk::Disk;
+use super::fill::Filling;
+
+const ASK_WAIT: Duration = Duration::from_secs(5);
+
+impl Disk {
+    /// Leader: a follower needs entries that are gone. The extents as they are take their place.
+    pub fn offer_snapshot(&mut self, id: PartitionId) {
+        let Some(applied) = self.applied(id) else { return };
+        if let Some(snapshot) = self.driver.multi.describe(id, applied) {
+            self.driver.multi.set_snapshot(id, snapshot);
+        }
+    }
+
+    /// Follower: copies what the leader overwrote.
+    pub fn install_snapshot(&mut self, install: InstallSnapshot) {
+        let id = install.group;
+        let Some(filling) = self.filling(id) else { return };
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if partition.is_installing {
+            return;
+        }
+        partition.is_installing = true;
+        tracing::info!(partition = %id, leader = %install.from,
+            index = install.snapshot.position.index, "copying a snapshot");
+        tokio::task::spawn_local(async move {
+            let copied = copy(&filling, install.from, &install.snapshot).await;
+            let done = move |disk: &mut Disk| disk.snapshot_copied(id, install.snapshot, copied);
+            filling.shared.ask_disk(filling.disk, done).await;
+        });
+    }
+
+    fn snapshot_copied(
+        &mut self,
+        id: PartitionId,
+        snapshot: SnapshotDescriptor,
+        copied: Result<Configuration, DataError>,
+    ) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let configuration = match copied {
+            Ok(configuration) => configuration,
+            Err(error) => {
+                tracing::info!(partition = %id, %error, "the snapshot was not copied");
+                partition.is_installing = false;
+                self.driver.multi.snapshot_failed(id);
+                return;
+            }
+        };
+        let index = snapshot.position.index;
+        partition.state.applied = partition.state.applied.max(index);
+        partition.state.snapshot = Some(snapshot);
+        if configuration.epoch > partition.state.configuration.epoch {
+            partition.state.configuration = configuration.clone();
+        }
+        self.save_state(
+            id,
+            Box::new(move |disk| {
+                let Some(partition) = disk.partitions.get_mut(&id) else { return };
+                partition.applying.borrow_mut().jump(index);
+                partition.is_installing = false;
+                disk.driver.multi.snapshot_installed(id, index);
+                disk.enforce(id, configuration);
+            }),
+        );
+    }
+}
+
+/// Copies all overwritten extents, and learns the configuration in force at the leader.
+async fn copy(
+    filling: &Filling,
+    leader: NodeId,
+    snapshot: &SnapshotDescriptor,
+) -> Result<Configuration, DataError> {
+    let configuration = configuration_at(filling, leader).await?;
+    let mut after = None;
+    loop {
+        let request = DataRequest::ExtentInfo {
+            partition: filling.partition,
+            epoch: configuration.epoch,
+            extents: Vec::new(),
+            after,
+        };
+        let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
+        let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
+        for state in page.iter().filter(|state| state.overwritten) {
+            copy_extent(filling, leader, state, snapshot.position.index).await?;
+        }
+        let last = page.last().map(|state| state.extent);
+        if page.len() < EXTENT_STATES_MAX || last <= after {
+            break;
+        }
+        after = last;
+    }
+    let store = filling.store.clone();
+    let flushed = filling.shared.run_slow(filling.disk, move || store.flush_all()).await;
+    flushed.ok_or(DataError::Busy)?.map_err(DataError::from)?;
+    Ok(configuration)
+}
+
+async fn copy_extent(
+    filling: &Filling,
+    leader: NodeId,
+    state: &ExtentState,
+    index: u64,
+) -> Result<(), DataError> {
+    let (extent, store) = (state.extent, filling.store.clone());
+    let key = (filling.partition, extent);
+    let mark = move || store.mark_overwritten(extent);
+    match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
+        Ok(()) => {}
+        // Missing here: alignment brings all of it, from somebody who is as far in the log.
+        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    }
+    match filling.replace(extent, (0, state.length), &[leader], index).await {
+        // Removed at the leader meanwhile.
+        Err(DataError::NotHere | DataError::NoExtent) => Ok(()),
+        other => other,
+    }
+}
+
+async fn configuration_at(filling: &Filling, leader: NodeId) -> Result<Configuration, DataError> {
+    let answer =
+        filling.shared.ask_node(leader, &DataRequest::Report, Bytes::new(), ASK_WAIT).await?;
+    let (DataAnswer::Report(report), _) = answer else { return Err(DataError::Invalid) };
+    let mut partitions = report.partitions.into_iter();
+    let found = partitions.find(|report| report.partition == filling.partition);
+    found.map(|report| report.configuration).ok_or(DataError::WrongPartition)
+}

@@ -1,0 +1,146 @@
+//! How full a disk is, counted now and then on a thread, and what is reported of it.
+
+use milpa_host::clock::now_ms;
+use milpa_types::DataError;
+use milpa_wire::data::DataPartitionReport;
+
+use crate::store::disk::{DiskSpace, disk_space};
+
+use super::disk::Disk;
+use super::metrics::Metrics;
+use super::shared::DiskReport;
+
+/// Between two counts of allocated bytes, which cost a stat(2) for each extent.
+const COUNT_MS: u64 = 2_000;
+/// Between two reports to the heartbeat.
+const REPORT_MS: u64 = 100;
+
+/// What is known of a disk's space.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Usage {
+    /// The file system as last asked.
+    pub space: Option<DiskSpace>,
+    /// Bytes that extents occupy.
+    pub allocated_bytes: u64,
+    /// Identifies the file system.
+    pub device: u64,
+    /// Whether the disk takes no more bytes.
+    pub is_full: bool,
+    /// When the extents were last counted.
+    pub counted_ms: u64,
+    /// When the heartbeat's report was last renewed.
+    pub reported_ms: u64,
+    /// A count is under way.
+    pub is_counting: bool,
+}
+
+impl Disk {
+    /// Counts and reports when it is time.
+    pub fn tick_usage(&mut self, now: u64) {
+        let due =
+            self.usage.counted_ms == 0 || now.saturating_sub(self.usage.counted_ms) > COUNT_MS;
+        if due && !self.usage.is_counting {
+            self.count();
+        }
+        if now.saturating_sub(self.usage.reported_ms) >= REPORT_MS {
+            self.usage.reported_ms = now;
+            self.publish_report();
+        }
+    }
+
+    fn count(&mut self) {
+        self.usage.is_counting = true;
+        let directory = self.directory.clone();
+        let stores: Vec<_> =
+            self.partitions.values().map(|p| (p.id, std::sync::Arc::clone(&p.store))).collect();
+        self.workers.slow(
+            move || {
+                let space = disk_space(&directory).ok();
+                let counts: Vec<_> =
+                    stores.iter().map(|(id, store)| (*id, store.allocated_bytes())).collect();
+                (space, counts)
+            },
+            |disk, (space, counts)| {
+                disk.usage.is_counting = false;
+                disk.usage.counted_ms = now_ms().max(1);
+                disk.usage.space = space.or(disk.usage.space);
+                disk.usage.allocated_bytes = counts.iter().map(|(_, bytes)| bytes).sum();
+                for (id, bytes) in counts {
+                    if let Some(partition) = disk.partitions.get_mut(&id) {
+                        partition.allocated_bytes = bytes;
+                    }
+                }
+                disk.refuse_when_full();
+            },
+        );
+    }
+
+    /// Appends are refused when the reserve or the limit is touched; frees and overwrites of what
+    /// is there go on.
+    fn refuse_when_full(&mut self) {
+        let Some(config) = self.shared.config.disks.get(self.index) else { return };
+        let free = self.usage.space.map_or(u64::MAX, |space| space.free);
+        let limit = config.capacity_bytes;
+        let over = limit != 0 && self.usage.allocated_bytes >= limit;
+        self.usage.is_full = over || free < config.reserve_bytes;
+        let refusal = if self.is_fenced() {
+            Some(DataError::DiskFailed)
+        } else if self.usage.is_full {
+            Some(DataError::NoSpace)
+        } else {
+            None
+        };
+        for partition in self.partitions.values_mut() {
+            partition.primary.refuse(refusal.clone());
+        }
+    }
+
+    fn publish_report(&mut self) {
+        let fenced = self.is_fenced();
+        let partitions: Vec<_> = self
+            .partitions
+            .values()
+            .map(|p| DataPartitionReport {
+                partition: p.id,
+                disk: self.id,
+                configuration: p.configuration.clone(),
+                leader: p.leader,
+                term: p.term,
+                allocated_bytes: p.allocated_bytes,
+                extents: p.store.extent_count(),
+                unaligned: p.alignment.unaligned + p.alignment.broken.len() as u64,
+            })
+            .collect();
+        let metrics = Metrics::get();
+        let led = self.partitions.values().filter(|p| p.leads()).count();
+        metrics.raft_led.set(i64::try_from(led).unwrap_or(i64::MAX));
+        metrics.queue_depth.set(i64::try_from(self.workers.depth()).unwrap_or(i64::MAX));
+        let unaligned: u64 = partitions.iter().map(|report| report.unaligned).sum();
+        metrics.unaligned.set(i64::try_from(unaligned).unwrap_or(i64::MAX));
+        metrics.disks_fenced.set(i64::from(fenced));
+        let report = DiskReport { partitions, disk: Some(self.describe()) };
+        if let Some(handle) = self.shared.disks.borrow_mut().get_mut(self.index) {
+            handle.report = report;
+        }
+    }
+
+    /// The disk as heartbeats carry it.
+    pub fn describe(&self) -> milpa_types::Disk {
+        let limit = self.shared.config.disks.get(self.index).map_or(0, |d| d.capacity_bytes);
+        let reserve = self.shared.config.disks.get(self.index).map_or(0, |d| d.reserve_bytes);
+        let space = self.usage.space.unwrap_or(DiskSpace { total: 0, free: 0, used: 0 });
+        let used_bytes = self.usage.allocated_bytes;
+        let free_on_disk = space.free.saturating_sub(reserve);
+        let whole = used_bytes.saturating_add(free_on_disk);
+        let capacity_bytes = if limit == 0 { whole } else { limit.min(whole) };
+        milpa_types::Disk {
+            id: self.id,
+            path: self.directory.display().to_string(),
+            capacity_bytes,
+            free_bytes: capacity_bytes.saturating_sub(used_bytes),
+            used_bytes,
+            device: self.usage.device,
+            fenced: self.is_fenced().then(|| "a write or flush failed".to_owned()),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! The threads of one disk.
+//!
+//! Three queues: jobs of one extent that must stay in order go to one thread, chosen by the
+//! extent; reads go to whichever thread is free; what may take long (flushes, frees, digests) has
+//! threads of its own, so that nothing waits behind it. A job returns what is to be done next on
+//! the node's thread.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use milpa_types::{ExtentId, PartitionId};
+use tokio::sync::mpsc::UnboundedSender;
+
+use super::disk::{Disk, DiskEvent};
+
+/// What a job hands to the node's thread.
+pub(crate) type Continuation = Box<dyn FnOnce(&mut Disk) + Send>;
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Threads for flushes and other long jobs.
+const SLOW_THREADS: usize = 4;
+
+/// The threads of one disk. They end when this is dropped and their queues are empty.
+pub(crate) struct Workers {
+    ordered: Vec<Sender<Job>>,
+    reads: Sender<Job>,
+    slow: Sender<Job>,
+    depth: Arc<AtomicUsize>,
+    depth_max: usize,
+    events: UnboundedSender<DiskEvent>,
+}
+
+impl Workers {
+    /// Starts the threads.
+    pub fn spawn(
+        name: &str,
+        threads: usize,
+        depth_max: usize,
+        events: UnboundedSender<DiskEvent>,
+    ) -> std::io::Result<Workers> {
+        let mut ordered = Vec::new();
+        for number in 0..threads {
+            let (sender, receiver) = channel();
+            spawn_one(format!("{name}-w{number}"), Arc::new(Mutex::new(receiver)))?;
+            ordered.push(sender);
+        }
+        let reads = spawn_pool(name, "r", threads)?;
+        let slow = spawn_pool(name, "s", SLOW_THREADS)?;
+        let depth = Arc::new(AtomicUsize::new(0));
+        Ok(Workers { ordered, reads, slow, depth, depth_max, events })
+    }
+
+    /// Whether requests should be refused until the queues are shorter. Jobs that follow from
+    /// accepted requests are always taken: their number is bounded by those requests.
+    pub fn is_full(&self) -> bool {
+        self.depth.load(Ordering::Relaxed) >= self.depth_max
+    }
+
+    /// Jobs waiting or running.
+    pub fn depth(&self) -> usize {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// A job that runs after all earlier ones of the same extent.
+    pub fn ordered<T: Send + 'static>(
+        &self,
+        (partition, extent): (PartitionId, ExtentId),
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        let mixed = (partition.0 ^ extent.0.rotate_left(17)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let threads = self.ordered.len().max(1) as u64;
+        let thread = usize::try_from((mixed >> 32) % threads).unwrap_or(0);
+        if let Some(queue) = self.ordered.get(thread) {
+            self.submit(queue, job, then);
+        }
+    }
+
+    /// A job in no order that answers by itself.
+    pub fn read(&self, job: impl FnOnce() + Send + 'static) {
+        self.submit(&self.reads, job, |_, ()| {});
+    }
+
+    /// A job that may take long.
+    pub fn slow<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        self.submit(&self.slow, job, then);
+    }
+
+    fn submit<T: Send + 'static>(
+        &self,
+        queue: &Sender<Job>,
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        self.depth.fetch_add(1, Ordering::Relaxed);
+        let (depth, events) = (Arc::clone(&self.depth), self.events.clone());
+        // A queue whose threads are gone exists only while the process ends.
+        let _ = queue.send(Box::new(move || {
+            let result = job();
+            depth.fetch_sub(1, Ordering::Relaxed);
+            let _ = events.send(DiskEvent::Then(Box::new(move |disk| then(disk, result))));
+        }));
+    }
+}
+
+fn spawn_pool(name: &str, kind: &str, threads: usize) -> std::io::Result<Sender<Job>> {
+    let (sender, receiver) = channel();
+    let receiver = Arc::new(Mutex::new(receiver));
+    for number in 0..threads {
+        spawn_one(format!("{name}-{kind}{number}"), Arc::clone(&receiver))?;
+    }
+    Ok(sender)
+}
+
+fn spawn_one(name: String, jobs: Arc<Mutex<Receiver<Job>>>) -> std::io::Result<()> {
+    let run = move || {
+        loop {
+            let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok(job) = next else { return };
+            job();
+        }
+    };
+    std::thread::Builder::new().name(name).spawn(run).map(|_| ())
+}

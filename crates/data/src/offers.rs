@@ -1,0 +1,152 @@
+//! Which extents are offered to their inode's partition, and when (DESIGN.md section 5: bytes
+//! that were not published when their writer fell silent are deleted on the partition's word).
+//!
+//! Every replica offers its own: no member needs to know what another one holds, and a copy that
+//! was left behind somewhere is found there. What is kept is remembered until the process ends;
+//! then all is offered again, slowly, which also finds what a lost message left.
+//!
+//! # What is deliberately absent
+//!
+//! The belief that anything is garbage. Time only decides when to ask.
+
+use std::collections::BTreeMap;
+
+use milpa_types::ExtentId;
+
+/// After "the writer may still publish", or no answer.
+const ASK_AGAIN_MS: u64 = 60_000;
+
+/// What is known of one extent.
+#[derive(Clone, Copy, Debug)]
+struct Progress {
+    /// Its length when last looked at, and since when it has that.
+    length: u64,
+    quiet_since_ms: u64,
+    /// Pieces below this are known to be kept or gone.
+    from: u64,
+    /// A file refers to it, or its writer is done: nothing to ask.
+    is_kept: bool,
+    /// Not before this time.
+    ask_ms: u64,
+}
+
+/// The offers of one partition's replica.
+#[derive(Debug, Default)]
+pub struct Offers {
+    extents: BTreeMap<ExtentId, Progress>,
+    /// Where the next look starts, so that all extents have their turn.
+    next: ExtentId,
+}
+
+/// What came of asking.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Everything up to here is kept or gone; the rest comes next.
+    UpTo(u64),
+    /// All of it is.
+    Settled,
+    /// Somebody may still publish, or nobody answered.
+    Later,
+}
+
+impl Offers {
+    /// Looks at all extents of the replica, `(id, length)` in order, and picks at most `limit`
+    /// that have been quiet for `silent_ms`. Returns each with where to begin.
+    pub fn due(
+        &mut self,
+        held: &[(ExtentId, u64)],
+        now_ms: u64,
+        silent_ms: u64,
+        limit: usize,
+    ) -> Vec<(ExtentId, u64)> {
+        self.observe(held, now_ms);
+        let is_due = |progress: &Progress| {
+            let quiet = now_ms.saturating_sub(progress.quiet_since_ms) >= silent_ms;
+            quiet && !progress.is_kept && progress.ask_ms <= now_ms
+        };
+        let turn = self.extents.range(self.next..).chain(self.extents.range(..self.next));
+        let due: Vec<(ExtentId, u64)> = turn
+            .filter(|(_, progress)| is_due(progress))
+            .take(limit)
+            .map(|(extent, progress)| (*extent, progress.from))
+            .collect();
+        if let Some((last, _)) = due.last() {
+            self.next = ExtentId(last.0.wrapping_add(1));
+        }
+        due
+    }
+
+    fn observe(&mut self, held: &[(ExtentId, u64)], now_ms: u64) {
+        let mut present = BTreeMap::new();
+        for (extent, length) in held.iter().copied() {
+            let fresh =
+                Progress { length, quiet_since_ms: now_ms, from: 0, is_kept: false, ask_ms: 0 };
+            let mut progress = self.extents.get(&extent).copied().unwrap_or(fresh);
+            if progress.length != length {
+                (progress.length, progress.quiet_since_ms) = (length, now_ms);
+            }
+            present.insert(extent, progress);
+        }
+        self.extents = present;
+    }
+
+    /// Notes what came of asking about an extent.
+    pub fn answered(&mut self, extent: ExtentId, outcome: Outcome, now_ms: u64) {
+        let Some(progress) = self.extents.get_mut(&extent) else { return };
+        match outcome {
+            Outcome::UpTo(from) => progress.from = from,
+            Outcome::Settled => progress.is_kept = true,
+            Outcome::Later => progress.ask_ms = now_ms.saturating_add(ASK_AGAIN_MS),
+        }
+    }
+
+    /// The writer said that it is finished: it has published what it wanted.
+    pub fn closed(&mut self, extent: ExtentId, now_ms: u64) {
+        let kept =
+            Progress { length: 0, quiet_since_ms: now_ms, from: 0, is_kept: true, ask_ms: 0 };
+        self.extents.entry(extent).or_insert(kept).is_kept = true;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SILENT: u64 = 1000;
+    const A: ExtentId = ExtentId(1);
+    const B: ExtentId = ExtentId(2);
+
+    #[test]
+    fn an_extent_is_offered_after_silence_and_not_again_once_kept() {
+        let mut offers = Offers::default();
+        assert_eq!(offers.due(&[(A, 10)], 0, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[(A, 20)], 900, SILENT, 9), vec![], "it grew");
+        assert_eq!(offers.due(&[(A, 20)], 1000, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[(A, 20)], 1900, SILENT, 9), vec![(A, 0)]);
+        offers.answered(A, Outcome::Later, 1900);
+        assert_eq!(offers.due(&[(A, 20)], 2000, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[(A, 20)], 1900 + ASK_AGAIN_MS, SILENT, 9), vec![(A, 0)]);
+        offers.answered(A, Outcome::Settled, 100_000);
+        assert_eq!(offers.due(&[(A, 20)], 1_000_000, SILENT, 9), vec![]);
+    }
+
+    #[test]
+    fn a_shared_extent_is_offered_piece_by_piece() {
+        let mut offers = Offers::default();
+        offers.due(&[(A, 10)], 0, SILENT, 9);
+        offers.answered(A, Outcome::UpTo(7), 0);
+        assert_eq!(offers.due(&[(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
+    }
+
+    #[test]
+    fn every_extent_has_its_turn_and_closed_ones_are_left_alone() {
+        let mut offers = Offers::default();
+        let held = [(A, 1), (B, 1)];
+        offers.due(&held, 0, SILENT, 1);
+        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
+        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(B, 0)]);
+        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
+        offers.closed(A, SILENT);
+        assert_eq!(offers.due(&held, SILENT, SILENT, 9), vec![(B, 0)]);
+    }
+}
