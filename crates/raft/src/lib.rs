@@ -89,6 +89,7 @@
 //! their descriptors do. Proposals are not forwarded: a follower answers `NotLeader`.
 
 pub mod config;
+mod convert;
 mod group;
 mod lease;
 mod memlog;

@@ -1,12 +1,28 @@
 //! The thread that flushes, and the helper that keeps a node's loop short.
-#![allow(unused_variables, clippy::unimplemented)]
-use bytes::Bytes;
+//!
+//! The only part of the crate with threads, locks and tokio. The writer thread flushes one write at
+//! a time; whatever was submitted meanwhile goes into the next one (group commit), so a slow disk
+//! makes writes larger, not queues longer.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
 use milpa_types::{NodeId, PartitionId};
+use tokio::sync::Notify;
 
 use crate::message::{Frame, FrameError};
 use crate::multi::{MultiRaft, Turn};
 use crate::types::Committed;
-use crate::wal::{Wal, WalError};
+use crate::wal::{LogBatch, Record, Wal, WalError, WalStats};
+
+/// Entry bytes that may wait for the writer. Above, the driver takes no more turns.
+const QUEUE_BYTES_MAX: usize = 64 << 20;
+/// Batches that may wait for the writer.
+const QUEUE_BATCHES_MAX: usize = 4096;
+/// Buckets of the flush histogram: below 2^i microseconds.
+const LATENCY_BUCKETS: usize = 24;
 
 /// What the log writer reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,8 +33,55 @@ pub enum LogProgress {
     Fenced,
 }
 
-/// The one thread that writes a log.
-pub struct LogWriter {}
+/// How the writer is doing. For monitoring only.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogWriterStats {
+    /// Calls of [`Wal::append`]; each is usually one flush.
+    pub appends: u64,
+    /// Batches in them.
+    pub batches: u64,
+    /// Time in them.
+    pub append_us_total: u64,
+    /// The longest one.
+    pub append_us_max: u64,
+    /// How many took less than 2^i microseconds (and not less than half of that).
+    pub append_us_buckets: Vec<u64>,
+    /// The log's own counters, as of the last append.
+    pub wal: WalStats,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    batches: Vec<LogBatch>,
+    bytes: usize,
+    is_closed: bool,
+    stats: LogWriterStats,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+    persisted: AtomicU64,
+    is_fenced: AtomicBool,
+    progressed: Notify,
+}
+
+impl Shared {
+    /// The lock is never held over a panic's reach: all code under it is plain moves.
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The one thread that writes a log. Dropping it waits for what was submitted, and closes the log.
+#[derive(Debug)]
+pub struct LogWriter {
+    shared: Arc<Shared>,
+    reported: u64,
+    has_reported_fence: bool,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl LogWriter {
     /// Starts the thread.
@@ -27,12 +90,144 @@ impl LogWriter {
     ///
     /// If the system gives no thread.
     pub fn spawn(wal: Wal) -> Result<LogWriter, WalError> {
-        unimplemented!()
+        let shared = Arc::new(Shared::default());
+        let for_thread = Arc::clone(&shared);
+        let thread = std::thread::Builder::new()
+            .name("raft-log".to_owned())
+            .spawn(move || write_until_closed(wal, &for_thread))?;
+        Ok(LogWriter { shared, reported: 0, has_reported_fence: false, thread: Some(thread) })
     }
 
-    /// Waits until there is progress that this method has not yet reported. Cancel-safe.
+    /// Whether a further batch should be submitted. False when the disk does not keep up.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let queue = self.shared.queue();
+        queue.bytes < QUEUE_BYTES_MAX && queue.batches.len() < QUEUE_BATCHES_MAX
+    }
+
+    /// Hands a batch to the thread. Never blocks on the disk.
+    pub fn submit(&self, batch: LogBatch) {
+        let mut queue = self.shared.queue();
+        queue.bytes += batch.records.iter().map(record_bytes).sum::<usize>();
+        queue.batches.push(batch);
+        drop(queue);
+        self.shared.arrived.notify_one();
+    }
+
+    /// Waits until there is progress that this method has not yet reported. Cancel-safe: nothing
+    /// is lost when the future is dropped. After `Fenced` it waits for ever.
     pub async fn progressed(&mut self) -> LogProgress {
-        unimplemented!()
+        loop {
+            let persisted = self.shared.persisted.load(Ordering::Acquire);
+            if persisted > self.reported {
+                self.reported = persisted;
+                return LogProgress::Persisted(persisted);
+            }
+            if self.is_fenced() && !self.has_reported_fence {
+                self.has_reported_fence = true;
+                return LogProgress::Fenced;
+            }
+            // A permit is kept if the notice comes between the checks and here.
+            self.shared.progressed.notified().await;
+        }
+    }
+
+    /// Whether a write or flush has failed.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.shared.is_fenced.load(Ordering::Acquire)
+    }
+
+    /// How the writer is doing.
+    #[must_use]
+    pub fn stats(&self) -> LogWriterStats {
+        self.shared.queue().stats.clone()
+    }
+}
+
+impl Drop for LogWriter {
+    fn drop(&mut self) {
+        self.shared.queue().is_closed = true;
+        self.shared.arrived.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread was printed by it; the log is closed either way.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn record_bytes(record: &Record) -> usize {
+    match record {
+        Record::Entry { entry, .. } => 64 + entry.data.len() + entry.context.len(),
+        _ => 64,
+    }
+}
+
+fn write_until_closed(mut wal: Wal, shared: &Shared) {
+    while let Some(batches) = next_batches(&mut wal, shared) {
+        let start = Instant::now();
+        let result = wal.append(&batches);
+        let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        match result {
+            Ok(()) => {
+                note_append(&mut shared.queue().stats, batches.len(), elapsed_us, wal.stats());
+                let last = batches.last().map_or(0, |batch| batch.number);
+                shared.persisted.store(last, Ordering::Release);
+                shared.progressed.notify_one();
+            }
+            Err(error) => {
+                fence(shared, &error);
+                return;
+            }
+        }
+    }
+}
+
+fn fence(shared: &Shared, error: &WalError) {
+    tracing::error!(%error, source = ?std::error::Error::source(error), "log fenced");
+    shared.is_fenced.store(true, Ordering::Release);
+    shared.progressed.notify_one();
+}
+
+fn note_append(stats: &mut LogWriterStats, batches: usize, elapsed_us: u64, wal: WalStats) {
+    stats.appends += 1;
+    stats.batches += batches as u64;
+    stats.append_us_total += elapsed_us;
+    stats.append_us_max = stats.append_us_max.max(elapsed_us);
+    stats.append_us_buckets.resize(LATENCY_BUCKETS, 0);
+    let bucket = (u64::BITS - elapsed_us.leading_zeros()) as usize;
+    if let Some(count) = stats.append_us_buckets.get_mut(bucket.min(LATENCY_BUCKETS - 1)) {
+        *count += 1;
+    }
+    stats.wal = wal;
+}
+
+/// Everything that waits, or `None` when the writer was dropped or the log failed. With nothing to
+/// write, the next segment is prepared.
+fn next_batches(wal: &mut Wal, shared: &Shared) -> Option<Vec<LogBatch>> {
+    let mut has_idle_work = true;
+    let mut queue = shared.queue();
+    loop {
+        if !queue.batches.is_empty() {
+            queue.bytes = 0;
+            return Some(std::mem::take(&mut queue.batches));
+        }
+        if queue.is_closed {
+            return None;
+        }
+        if has_idle_work {
+            drop(queue);
+            match wal.prepare_step() {
+                Ok(has_more) => has_idle_work = has_more,
+                Err(error) => {
+                    fence(shared, &error);
+                    return None;
+                }
+            }
+            queue = shared.queue();
+        } else {
+            queue = shared.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 }
 
@@ -48,6 +243,7 @@ pub trait Outbox {
 }
 
 /// A [`MultiRaft`] with its log writer.
+#[derive(Debug)]
 pub struct RaftDriver {
     /// The core.
     pub multi: MultiRaft,
@@ -59,10 +255,10 @@ pub struct RaftDriver {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DriveError {
-    /// The log failed.
+    /// The log failed. Stop the node; it must not be restarted on this disk.
     #[error("the log is fenced")]
     Fenced,
-    /// A peer sent something else than frames.
+    /// A peer sent something else than frames. Close that connection.
     #[error("bad frame")]
     Frame(#[from] FrameError),
 }
@@ -71,21 +267,90 @@ impl RaftDriver {
     /// Puts the two together.
     #[must_use]
     pub fn new(multi: MultiRaft, writer: LogWriter) -> RaftDriver {
-        let _ = Bytes::new();
         RaftDriver { multi, writer }
     }
 
     /// Tells the core what the log reported.
     pub fn on_log(&mut self, progress: LogProgress, now_ms: u64) {
-        unimplemented!()
+        match progress {
+            LogProgress::Persisted(batch) => self.multi.persisted(batch, now_ms),
+            LogProgress::Fenced => self.multi.log_failed(),
+        }
     }
 
-    /// Performs turns until there is nothing to do.
+    /// Performs turns until there is nothing to do, or the log writer has enough (then the next
+    /// report of the log is the occasion to go on).
     ///
     /// # Errors
     ///
     /// [`DriveError::Fenced`] when the log has failed.
     pub fn pump(&mut self, now_ms: u64, outbox: &mut impl Outbox) -> Result<(), DriveError> {
-        unimplemented!()
+        while self.multi.has_work() && self.writer.has_room() {
+            let mut turn = self.multi.turn(now_ms);
+            if let Some(batch) = turn.batch.take() {
+                self.writer.submit(batch);
+            }
+            for (to, frame) in turn.messages.drain(..) {
+                outbox.send(to, frame);
+            }
+            for (group, entries) in turn.committed.drain(..) {
+                if let Some(index) = outbox.apply(group, entries) {
+                    self.multi.applied(group, index);
+                }
+            }
+            outbox.perform(turn);
+        }
+        if self.writer.is_fenced() {
+            self.multi.log_failed();
+            return Err(DriveError::Fenced);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wal::{MemoryStorage, WalOptions};
+
+    fn batch(number: u64) -> LogBatch {
+        LogBatch { number, records: vec![Record::GroupRemoved { group: PartitionId(1) }] }
+    }
+
+    fn writer(disk: &MemoryStorage) -> LogWriter {
+        let (wal, _) = Wal::open(disk.clone(), WalOptions::new([1; 16], 1)).unwrap();
+        LogWriter::spawn(wal).unwrap()
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn everything_submitted_is_reported_and_flushes_are_shared() {
+        let disk = MemoryStorage::default();
+        let mut writer = writer(&disk);
+        (1..=1000).for_each(|number| writer.submit(batch(number)));
+        let mut last = 0;
+        while last < 1000 {
+            match writer.progressed().await {
+                LogProgress::Persisted(number) => {
+                    assert!(number > last);
+                    last = number;
+                }
+                LogProgress::Fenced => panic!("fenced"),
+            }
+        }
+        let stats = writer.stats();
+        assert_eq!(stats.batches, 1000);
+        assert!(stats.appends < 1000, "{stats:?}");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_failed_flush_is_reported_and_nothing_after_it_is_persisted() {
+        let disk = MemoryStorage::default();
+        let mut writer = writer(&disk);
+        writer.submit(batch(1));
+        assert_eq!(writer.progressed().await, LogProgress::Persisted(1));
+        disk.fail_sync_after(0);
+        writer.submit(batch(2));
+        assert_eq!(writer.progressed().await, LogProgress::Fenced);
+        assert!(writer.is_fenced());
     }
 }

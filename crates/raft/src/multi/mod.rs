@@ -1,18 +1,59 @@
 //! The node-level core: all groups of one node, without clock, socket, file or thread.
-#![allow(unused_variables, clippy::unimplemented, clippy::unused_self)]
-use std::collections::BTreeMap;
+//!
+//! Only groups that have something to do are touched in a turn; an idle group costs a counter each
+//! tick and one heartbeat each way in the node's frame. See the [crate] doc for the loop around it.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
+use raft::eraftpb::HardState;
 
 use crate::config::{ConfigError, RaftConfig};
-use crate::message::{Frame, FrameError};
-use crate::types::*;
-use crate::wal::{Damage, LogBatch, Recovered};
+use crate::convert::{raft_entry, raft_id};
+use crate::group::{Collected, Group, Setting};
+use crate::memlog::MemLog;
+use crate::message::{Frame, FrameError, Message};
+use crate::types::{
+    Committed, GroupStart, GroupStatus, InstallSnapshot, LogPosition, MemberChange, Members,
+    ProposeError, ReadReady, RoleChange, SnapshotDescriptor, SnapshotWanted,
+};
+use crate::wal::{Damage, LogBatch, Record, Recovered, RecoveredGroup};
+
+#[cfg(test)]
+mod tests;
+
+/// Where the log of a group starts that is founded here: as if after a snapshot of one entry. A
+/// replica that joins later starts at 0, so that it needs a snapshot, which tells it the
+/// configuration.
+const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
+/// Messages in one frame, below what a decoder accepts.
+const FRAME_MESSAGES_MAX: usize = 1 << 14;
 
 /// All Raft groups of one node.
-pub struct MultiRaft {}
+pub struct MultiRaft {
+    setting: Setting,
+    groups: BTreeMap<PartitionId, Group>,
+    /// On disk, but not fit to take part.
+    refused: BTreeSet<PartitionId>,
+    /// Groups that may have something to do.
+    dirty: BTreeSet<PartitionId>,
+    next_batch: u64,
+    /// Groups that wait for a batch.
+    waiting: BTreeMap<u64, Vec<PartitionId>>,
+    /// Records of groups that are no longer there.
+    farewells: Vec<Record>,
+    ticked_ms: Option<u64>,
+    has_failed: bool,
+}
+
+impl std::fmt::Debug for MultiRaft {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let groups = self.groups.len();
+        f.debug_struct("MultiRaft").field("setting", &self.setting).field("groups", &groups).finish()
+    }
+}
 
 /// What the owner has to do, in this order: hand `batch` to the log writer, send `messages`,
 /// apply `committed`, then the rest. Messages that need the batch to be durable are not in here;
@@ -75,12 +116,24 @@ impl MultiRaft {
     ///
     /// [`ConfigError`] with every problem of the settings.
     pub fn new(node: NodeId, config: RaftConfig, seed: u64) -> Result<MultiRaft, ConfigError> {
-        unimplemented!()
+        config.validate()?;
+        Ok(MultiRaft {
+            setting: Setting { node, seed, config },
+            groups: BTreeMap::new(),
+            refused: BTreeSet::new(),
+            dirty: BTreeSet::new(),
+            next_batch: 1,
+            waiting: BTreeMap::new(),
+            farewells: Vec::new(),
+            ticked_ms: None,
+            has_failed: false,
+        })
     }
 
     /// Takes over what the log held. Call once, before anything else. For groups missing in
     /// `starts`, the state machine is taken to stand at the log's compaction mark: everything
-    /// after it comes again. For half a second after `now` no vote is given.
+    /// after it comes again. For `election_min_ms` after `now_ms` no vote is given, because this
+    /// node may have promised so before it stopped.
     ///
     /// Returns the groups that were not started, and why.
     pub fn recover(
@@ -89,21 +142,94 @@ impl MultiRaft {
         starts: &BTreeMap<PartitionId, GroupStart>,
         now_ms: u64,
     ) -> Vec<(PartitionId, RecoverError)> {
-        unimplemented!()
+        let mut damage: BTreeMap<PartitionId, Vec<Damage>> = BTreeMap::new();
+        for damaged in recovered.damaged {
+            damage.entry(damaged.group).or_default().push(damaged);
+        }
+        let mut refused = Vec::new();
+        for group in recovered.groups {
+            let id = group.group;
+            let result = match damage.remove(&id) {
+                Some(damaged) => Err(RecoverError::Damaged(damaged)),
+                None => self.restart(group, starts.get(&id), now_ms),
+            };
+            if let Err(error) = result {
+                self.refused.insert(id);
+                refused.push((id, error));
+            }
+        }
+        refused
+    }
+
+    fn restart(
+        &mut self,
+        recovered: RecoveredGroup,
+        start: Option<&GroupStart>,
+        now_ms: u64,
+    ) -> Result<(), RecoverError> {
+        let id = recovered.group;
+        let first = recovered.mark.index;
+        let applied = start.map_or(first, |start| start.applied);
+        if applied < first {
+            return Err(RecoverError::StateTooOld { applied, first });
+        }
+        let last = first + recovered.entries.len() as u64;
+        let snapshot = start.and_then(|start| start.snapshot.as_ref());
+        // The owner activated a snapshot, and a crash came before the log was told.
+        let newer = snapshot.filter(|s| s.position.index > last && s.position.index <= applied);
+        if applied > newer.map_or(last, |snapshot| snapshot.position.index) {
+            return Err(RecoverError::LogTooShort { applied, last });
+        }
+        let (mark, members) = match newer {
+            Some(snapshot) => (snapshot.position, snapshot.members.clone()),
+            None => (recovered.mark, recovered.members),
+        };
+        let entries: VecDeque<_> = match newer {
+            Some(_) => VecDeque::new(),
+            None => recovered.entries.into_iter().map(raft_entry).collect(),
+        };
+        let mut hard = HardState::default();
+        hard.term = recovered.term.max(mark.term);
+        hard.vote = recovered.vote.map_or(raft::INVALID_ID, raft_id);
+        if hard.term != recovered.term {
+            hard.vote = raft::INVALID_ID;
+        }
+        // What was applied had been committed, whether or not the log was told.
+        hard.commit = recovered.commit.max(applied).max(mark.index);
+        let mut log = MemLog::new(mark, members.clone(), hard, entries);
+        log.snapshot = snapshot.filter(|snapshot| snapshot.position.index >= mark.index).cloned();
+        let mut group =
+            Group::new(id, &self.setting, log, applied).map_err(RecoverError::Unusable)?;
+        if newer.is_some() {
+            group.queue(Record::Snapshot { group: id, mark, members });
+        }
+        group.hold_votes(now_ms);
+        self.groups.insert(id, group);
+        self.dirty.insert(id);
+        Ok(())
     }
 
     /// How often [`MultiRaft::tick`] should be called.
     #[must_use]
     pub fn tick_interval(&self) -> Duration {
-        unimplemented!()
+        Duration::from_millis(self.setting.config.tick_ms)
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn node(&self) -> NodeId {
+        self.setting.node
     }
 
     /// Creates this node's replica of a *new* group. Every founding member is created with the
     /// same lists. The one with `campaign` (by convention the first voter) stands for election at
-    /// once. A replica that joins an existing group is created with empty `voters` and
-    /// `learners`: it waits for the leader's snapshot.
+    /// once; the others answer as soon as their replica exists, so create theirs first if you
+    /// can. A replica that joins an existing group is created with empty `voters` and `learners`:
+    /// it waits for the leader's snapshot.
     ///
-    /// Returns false, and does nothing, if the group exists.
+    /// A group founded here starts with index 1 taken; the first entry is the leader's empty one.
+    ///
+    /// Returns false, and does nothing, if the group exists or the library refuses the lists.
     pub fn create_group(
         &mut self,
         group: PartitionId,
@@ -111,15 +237,56 @@ impl MultiRaft {
         learners: &[NodeId],
         campaign: bool,
     ) -> bool {
-        unimplemented!()
+        if self.groups.contains_key(&group) || self.refused.contains(&group) || self.has_failed {
+            return false;
+        }
+        let mark = if voters.is_empty() { LogPosition::default() } else { FOUNDING_MARK };
+        let members = Members::new(voters, learners);
+        let mut hard = HardState::default();
+        (hard.term, hard.commit) = (mark.term, mark.index);
+        let log = MemLog::new(mark, members.clone(), hard, VecDeque::new());
+        let Ok(mut created) = Group::new(group, &self.setting, log, mark.index) else {
+            return false;
+        };
+        created.queue(Record::GroupCreated { group, mark, members });
+        let (term, commit) = (mark.term, mark.index);
+        created.queue(Record::HardState { group, term, vote: None, commit });
+        created.set_undurable();
+        if campaign {
+            created.campaign_on_founding();
+        }
+        self.groups.insert(group, created);
+        self.dirty.insert(group);
+        true
     }
 
-    /// Forgets a group, here only. Returns false if there is none.
+    /// Forgets a group, here only: running or refused. Returns false if there is none.
     pub fn remove_group(&mut self, group: PartitionId) -> bool {
-        unimplemented!()
+        let is_known = self.groups.remove(&group).is_some() | self.refused.remove(&group);
+        if is_known {
+            self.dirty.remove(&group);
+            self.farewells.push(Record::GroupRemoved { group });
+        }
+        is_known
+    }
+
+    fn leading(&mut self, group: PartitionId) -> Result<&mut Group, ProposeError> {
+        if self.has_failed {
+            return Err(ProposeError::LogFailed);
+        }
+        let found = self.groups.get_mut(&group).ok_or(ProposeError::NoGroup { group })?;
+        self.dirty.insert(group);
+        Ok(found)
+    }
+
+    fn touch(&mut self, group: PartitionId) -> Option<&mut Group> {
+        let found = self.groups.get_mut(&group)?;
+        self.dirty.insert(group);
+        Some(found)
     }
 
     /// Appends `data` at the leader. The position says where it will stand *if* it commits.
+    /// (Empty data comes out as [`Payload::Empty`](crate::Payload).)
     ///
     /// # Errors
     ///
@@ -129,7 +296,11 @@ impl MultiRaft {
         group: PartitionId,
         data: Bytes,
     ) -> Result<LogPosition, ProposeError> {
-        unimplemented!()
+        let limit_bytes = self.setting.config.entry_bytes_max;
+        if data.len() > limit_bytes {
+            return Err(ProposeError::TooLarge { length_bytes: data.len(), limit_bytes });
+        }
+        self.leading(group)?.propose(data)
     }
 
     /// Starts a change to the configuration named. `context` comes out with it.
@@ -143,18 +314,23 @@ impl MultiRaft {
         change: &MemberChange,
         context: Bytes,
     ) -> Result<LogPosition, ProposeError> {
-        unimplemented!()
+        let limit_bytes = self.setting.config.entry_bytes_max;
+        if context.len() > limit_bytes {
+            return Err(ProposeError::TooLarge { length_bytes: context.len(), limit_bytes });
+        }
+        self.leading(group)?.propose_change(change, &context)
     }
 
     /// Asks the leader, this node, to hand over. The lease ends at once and does not come back in
-    /// this term. Returns false if this node does not lead or `to` does not vote.
+    /// this term. Proposals answer `Busy` until it is done or an election timeout has passed.
+    /// Returns false if this node does not lead or `to` does not vote.
     pub fn transfer_leader(&mut self, group: PartitionId, to: NodeId) -> bool {
-        unimplemented!()
+        self.touch(group).is_some_and(|group| group.transfer_leader(to))
     }
 
     /// Makes this node stand for election without waiting for a timeout (pre-vote still asks).
     pub fn campaign(&mut self, group: PartitionId) -> bool {
-        unimplemented!()
+        self.touch(group).is_some_and(Group::campaign)
     }
 
     /// Asks for a linearizable read without lease: one round of heartbeats. The answer comes in
@@ -165,14 +341,16 @@ impl MultiRaft {
     ///
     /// [`ProposeError`]: `NotLeader`, or `Busy` before the leader has committed in its term.
     pub fn read_index(&mut self, group: PartitionId, context: u64) -> Result<(), ProposeError> {
-        unimplemented!()
+        self.leading(group)?.read_index(context)
     }
 
     /// Whether this node leads and nobody else can: then applied state may be served. Check it
     /// with a clock reading taken *after* the answer was computed, when it is about to be sent.
     #[must_use]
     pub fn lease_valid(&self, group: PartitionId, now_ms: u64) -> bool {
-        unimplemented!()
+        let lease_ms = self.setting.config.lease_ms;
+        !self.has_failed
+            && self.groups.get(&group).is_some_and(|group| group.lease_valid(lease_ms, now_ms))
     }
 
     /// Takes a frame. `now_ms` must have been read *after* the frame arrived: the lease of the
@@ -180,89 +358,215 @@ impl MultiRaft {
     ///
     /// # Errors
     ///
-    /// [`FrameError`]: close the connection. Messages before the bad one were taken.
+    /// [`FrameError`]: close the connection. Nothing of the frame was taken.
     pub fn step_frame(
         &mut self,
         from: NodeId,
         bytes: Bytes,
         now_ms: u64,
     ) -> Result<(), FrameError> {
-        unimplemented!()
+        let frame = Frame::decode(bytes)?;
+        // Time that passed before the frame arrived must not count after it.
+        self.tick(now_ms);
+        if self.has_failed || from == self.setting.node {
+            return Ok(());
+        }
+        for (id, message) in frame.messages {
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.step(from, message, &self.setting, now_ms);
+                self.dirty.insert(id);
+            }
+        }
+        Ok(())
     }
 
     /// Lets time pass. More often than the tick interval is harmless.
     pub fn tick(&mut self, now_ms: u64) {
-        unimplemented!()
+        let tick_ms = self.setting.config.tick_ms;
+        let ticked_ms = *self.ticked_ms.get_or_insert(now_ms);
+        let due = now_ms.saturating_sub(ticked_ms) / tick_ms;
+        if due == 0 || self.has_failed {
+            return;
+        }
+        self.ticked_ms = Some(ticked_ms + due * tick_ms);
+        // After a long pause one election timeout says all there is to say.
+        let count = due.min(self.setting.config.ticks(self.setting.config.election_max_ms) as u64);
+        for (id, group) in &mut self.groups {
+            for _ in 0..count {
+                if group.tick() {
+                    self.dirty.insert(*id);
+                }
+            }
+        }
     }
 
     /// A frame to `node` could not be sent.
     pub fn report_unreachable(&mut self, node: NodeId) {
-        unimplemented!()
+        for (id, group) in &mut self.groups {
+            if group.report_unreachable(node) {
+                self.dirty.insert(*id);
+            }
+        }
     }
 
     /// Everything there is to do now. See [`Turn`].
     #[must_use]
     pub fn turn(&mut self, now_ms: u64) -> Turn {
-        unimplemented!()
+        let mut turn = Turn::default();
+        if self.has_failed {
+            return turn;
+        }
+        let number = self.next_batch;
+        let mut records = std::mem::take(&mut self.farewells);
+        let mut frames = Frames::default();
+        let mut writers = Vec::new();
+        for id in std::mem::take(&mut self.dirty) {
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            let mut collected = group.collect(number, &self.setting, now_ms);
+            if !collected.records.is_empty() {
+                records.append(&mut collected.records);
+                writers.push(id);
+            }
+            for (to, message) in collected.messages.drain(..) {
+                frames.add(to, id, message, self.setting.config.frame_bytes_max);
+            }
+            turn.add(id, collected);
+            if group.has_work() {
+                self.dirty.insert(id);
+            }
+        }
+        turn.messages = frames.finish();
+        if !records.is_empty() {
+            self.next_batch += 1;
+            self.waiting.insert(number, writers);
+            turn.batch = Some(LogBatch { number, records });
+        }
+        turn
     }
 
     /// Whether a turn would deliver anything.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        unimplemented!()
+        !self.has_failed && (!self.dirty.is_empty() || !self.farewells.is_empty())
     }
 
-    /// The log has this batch, and all before it, durably.
+    /// The log has this batch, and all before it, durably. What was waiting for it comes out of
+    /// the next turn.
     pub fn persisted(&mut self, batch: u64, now_ms: u64) {
-        unimplemented!()
+        self.tick(now_ms);
+        if self.has_failed {
+            return;
+        }
+        while let Some(entry) = self.waiting.first_entry() {
+            if *entry.key() > batch {
+                break;
+            }
+            let number = *entry.key();
+            for id in entry.remove() {
+                if self.groups.get_mut(&id).is_some_and(|group| group.persisted(number)) {
+                    self.dirty.insert(id);
+                }
+            }
+        }
     }
 
-    /// The log failed. From here on nothing is sent, committed or accepted.
+    /// The log failed. From here on nothing is sent, committed or accepted: what the disk holds
+    /// is unknown, so this node must be silent until it is restarted on a good one.
     pub fn log_failed(&mut self) {
-        unimplemented!()
+        self.has_failed = true;
     }
 
-    /// The state machine has applied everything up to `index`.
+    /// The state machine has applied everything up to `index`. Later reports cover earlier ones.
     pub fn applied(&mut self, group: PartitionId, index: u64) {
-        unimplemented!()
+        if let Some(group) = self.touch(group) {
+            group.applied(index);
+        }
     }
 
     /// Drops the log up to and including `index`, at most up to what is applied. What a follower
     /// still needs comes as a snapshot instead.
     pub fn compact(&mut self, group: PartitionId, index: u64) {
-        unimplemented!()
+        if let Some(group) = self.touch(group) {
+            group.compact(index);
+        }
     }
 
-    /// Tells which snapshot the owner can serve to followers. Durable before this call.
+    /// Tells which snapshot the owner can serve to followers. Durable before this call. The
+    /// descriptor comes from [`MultiRaft::describe`]; keep it with the snapshot.
     pub fn set_snapshot(&mut self, group: PartitionId, snapshot: SnapshotDescriptor) {
-        unimplemented!()
+        if let Some(group) = self.touch(group) {
+            group.set_snapshot(snapshot);
+        }
     }
 
-    /// The configuration in force at `index`, for a snapshot taken there. `None` if the group is
+    /// Position and configuration at `index`, for a snapshot taken there. `None` if the group is
     /// unknown, or `index` is not applied or already compacted.
     #[must_use]
     pub fn describe(&self, group: PartitionId, index: u64) -> Option<SnapshotDescriptor> {
-        unimplemented!()
+        self.groups.get(&group)?.describe(index)
     }
 
     /// The snapshot of an [`InstallSnapshot`] is durable and active.
     pub fn snapshot_installed(&mut self, group: PartitionId, index: u64) {
-        unimplemented!()
+        if let Some(group) = self.touch(group) {
+            group.snapshot_installed(index);
+        }
     }
 
     /// It could not be fetched. The leader will offer one again.
     pub fn snapshot_failed(&mut self, group: PartitionId) {
-        unimplemented!()
+        if let Some(group) = self.touch(group) {
+            group.snapshot_failed();
+        }
     }
 
     /// A group at a glance.
     #[must_use]
     pub fn status(&self, group: PartitionId) -> Option<GroupStatus> {
-        unimplemented!()
+        Some(self.groups.get(&group)?.status())
     }
 
-    /// All groups, in order.
+    /// All running groups, in order.
     pub fn groups(&self) -> impl Iterator<Item = PartitionId> + '_ {
-        std::iter::empty()
+        self.groups.keys().copied()
+    }
+}
+
+impl Turn {
+    fn add(&mut self, group: PartitionId, collected: Collected) {
+        if !collected.committed.is_empty() {
+            self.committed.push((group, collected.committed));
+        }
+        self.roles.extend(collected.role);
+        self.reads.extend(collected.reads);
+        self.snapshots_wanted.extend(collected.snapshots_wanted);
+        self.installs.extend(collected.install);
+    }
+}
+
+/// The frames of a turn: one for each node, or several when one would be too large.
+#[derive(Default)]
+struct Frames {
+    open: BTreeMap<NodeId, (Frame, usize)>,
+    full: Vec<(NodeId, Frame)>,
+}
+
+impl Frames {
+    fn add(&mut self, to: NodeId, group: PartitionId, message: Message, bytes_max: usize) {
+        let more = message.approximate_bytes();
+        let (frame, bytes) = self.open.entry(to).or_default();
+        let is_full = *bytes + more > bytes_max || frame.messages.len() >= FRAME_MESSAGES_MAX;
+        if is_full && !frame.messages.is_empty() {
+            self.full.push((to, std::mem::take(frame)));
+            *bytes = 0;
+        }
+        frame.messages.push((group, message));
+        *bytes += more;
+    }
+
+    fn finish(self) -> Vec<(NodeId, Frame)> {
+        let mut frames = self.full;
+        frames.extend(self.open.into_iter().map(|(to, (frame, _))| (to, frame)));
+        frames
     }
 }
