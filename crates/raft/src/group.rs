@@ -12,6 +12,8 @@
 //! * A leader of a one-voter group sends to learners, in its new term, before that term is
 //!   durable; after a crash the same term and index could stand for another entry. Messages wait
 //!   here until term and vote are durable ([`Group::collect`]).
+//! * With `batch_append` it appends entries to a waiting empty append of another position (found
+//!   by `storms_lose_nothing`: a follower took entry 28 for entry 26): [`Group::anchor`].
 //! * It panics on messages that no correct node sends: [`Group::sanitize`].
 //! * A follower that crashes while it fetches a snapshot would never be offered another one:
 //!   [`Group::watch_snapshot`].
@@ -778,7 +780,8 @@ impl Group {
             self.install.as_ref().map_or(0, |install| install.snapshot.position.index);
         let message_bytes_max = setting.config.message_bytes_max;
         let sending = Sending { now_ms, installing, message_bytes_max };
-        for raw in raws {
+        for mut raw in raws {
+            self.anchor(&mut raw);
             let to = node_of(raw.to);
             if raw.get_msg_type() == MessageType::MsgSnapshot {
                 self.offered_ms.insert(to, now_ms);
@@ -786,6 +789,23 @@ impl Group {
             out.messages.extend(from_raft(raw, &sending).into_iter().map(|message| (to, message)));
         }
         out.messages.append(&mut self.failures);
+    }
+
+    /// Batching puts entries into an append that waits to be sent. If that one was empty (it only
+    /// told the commit index), the library does not check that they follow its position, and they
+    /// may not when the follower's progress was reset in between.
+    fn anchor(&self, raw: &mut Raw) {
+        let Some(first) = raw.get_entries().first().map(|entry| entry.index) else { return };
+        if raw.get_msg_type() != MessageType::MsgAppend || raw.index + 1 == first {
+            return;
+        }
+        let log = &self.raw.raft.raft_log;
+        match log.term(first - 1) {
+            Ok(term) if first >= log.first_index() => {
+                (raw.index, raw.log_term) = (first - 1, term);
+            }
+            _ => raw.mut_entries().clear(),
+        }
     }
 
     fn report_role(&mut self, out: &mut Collected) {

@@ -129,12 +129,13 @@ impl Storage for MemLog {
         Ok(self.last().index)
     }
 
-    /// A snapshot older than the start of the log would leave a hole: then a newer one is asked
-    /// for.
+    /// A snapshot older than the start of the log would leave a hole, and one from before the
+    /// follower became a member would be refused by it: then a newer one is asked for.
     fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
         let usable = self.snapshot.as_ref().filter(|snapshot| {
             snapshot.position.index >= request_index.max(self.mark.index)
                 && snapshot.position.index > 0
+                && snapshot.members.contains(node_of(to))
         });
         match usable {
             Some(snapshot) => Ok(crate::convert::raft_snapshot(snapshot)),
