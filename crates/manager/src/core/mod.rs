@@ -29,6 +29,7 @@ pub use node::NodeRecord;
 pub use partition::{DataRecord, MetaRecord, PartitionKind, Removal, Replica, SplitState};
 pub use snapshot::SnapshotError;
 pub use state::State;
+pub(crate) use volume::volume_problems;
 pub use volume::{VolumeRecord, VolumeState};
 
 #[cfg(test)]

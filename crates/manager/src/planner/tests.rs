@@ -573,7 +573,7 @@ fn data_partitions_are_added_when_all_are_nearly_full() {
         }
     };
     let target = world.policy.data_partition_bytes;
-    fill(&mut world, 4..=8, target * 8 / 10, 0);
+    fill(&mut world, 4..=8, target / 10 * 9, 0);
     world.settle();
     assert_eq!(world.log.state.data_partitions().count(), 6, "one still has room");
     fill(&mut world, 9..=9, 0, 100_000);

@@ -1,11 +1,66 @@
 //! The process around the core: Raft, sockets, checkpoint, planners on a timer.
+//!
+//! One thread, one loop ([`run`]): take what has arrived, let Raft take its turn, perform what
+//! came out, plan. Three kinds of work happen elsewhere and come back as events: the log's
+//! flushes on the log writer's thread, checkpoints on a blocking thread, calls to nodes as local
+//! tasks.
+//!
+//! # In the manager's directory
+//!
+//! `IDENTITY`, `LOCK` (milpa-host), `raft/` the log, `state.redb` the state as of some log index.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
 
-use milpa_host::keys::Key;
-use milpa_types::ClusterId;
+use bytes::Bytes;
+use milpa_host::clock::now_ms;
+use milpa_host::keys::{Key, KeyError};
+use milpa_host::node_directory::{DirectoryError, NodeDirectory};
+use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
+use milpa_raft::{
+    DriveError, FileStorage, GroupStart, LogWriter, MultiRaft, RaftConfig, RaftDriver,
+    RecoverError, Wal, WalError, WalOptions,
+};
+use milpa_types::{ClusterId, ManagerError, NodeId, Role, VolumeId};
+use milpa_wire::manager::{ManagerReply, ManagerRequest};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio::task::LocalSet;
+use tracing::{info, warn};
+
+mod access;
+mod checkpoint;
+mod event;
+mod http;
+mod leader;
+mod metrics;
+mod replica;
+mod requests;
+mod snapshot;
+mod steps;
+
+pub use checkpoint::CheckpointError;
 
 use crate::config::{ConfigError, ManagerConfig};
+use crate::core::State;
+use checkpoint::CheckpointStore;
+use event::{Event, INBOX_MAX, Inbox, Responder};
+use metrics::metrics;
+use replica::{Checkpoints, GROUP, Names, Replica, Start};
+
+/// Events taken before Raft gets its turn: batches form, and no burst starves the ticks.
+const EVENTS_PER_TURN: usize = 512;
+/// Turns of Raft in a row without looking at the outside.
+const TURNS_PER_ROUND: usize = 8;
+/// The managers' log is small: a new directory should not be filled with zeros for long.
+const SEGMENT_BYTES: u64 = 16 << 20;
+const FIRST_SEGMENT_BYTES: u64 = 1 << 20;
 
 /// Why a manager could not start, or had to end.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +69,54 @@ pub enum RunError {
     /// The settings contradict each other.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The directory is not ours.
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    /// No randomness.
+    #[error(transparent)]
+    Entropy(#[from] KeyError),
+    /// An address is in use, or not ours.
+    #[error("cannot listen on {address}; is another process using it?")]
+    Listen {
+        /// Which.
+        address: SocketAddr,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The listening socket failed.
+    #[error("the listening socket failed")]
+    Accept(#[source] io::Error),
+    /// The log cannot be opened.
+    #[error("cannot open the log")]
+    Log(#[from] WalError),
+    /// The log does not fit the state, or is damaged.
+    #[error(
+        "this manager's log cannot be used ({0}); if the other managers are well, move its \
+         directory away and start it with an empty one"
+    )]
+    Recover(RecoverError),
+    /// There is a state and no log: the vote given in it may be lost.
+    #[error(
+        "the log of this manager is missing; restore it, or if the other managers are well, move \
+         its directory away and start it with an empty one"
+    )]
+    LogMissing,
+    /// The settings of Raft contradict each other.
+    #[error(transparent)]
+    RaftConfig(#[from] milpa_raft::config::ConfigError),
+    /// The log failed while running; its disk is not trusted any more.
+    #[error("the log failed; the disk below it needs to be looked at")]
+    Drive(#[from] DriveError),
+    /// The state could not be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// A newer program wrote to the log.
+    #[error("log entry {index} is of a newer program; start that one")]
+    UnknownCommand {
+        /// Which entry.
+        index: u64,
+    },
 }
 
 /// Runs one manager until `shutdown` completes. Call it on a `current_thread` runtime; it makes
@@ -33,7 +136,190 @@ pub async fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     config.validate()?;
-    let _ = (cluster, secret);
-    shutdown.await;
-    Ok(())
+    LocalSet::new().run_until(run_local(config, cluster, secret, shutdown)).await
 }
+
+async fn run_local(
+    config: ManagerConfig,
+    cluster: ClusterId,
+    secret: Key,
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let config = Rc::new(config);
+    // Addresses first: a second start of the same manager must change nothing.
+    let listener = listen(config.listen).await?;
+    let http_listener = listen(config.http_listen).await?;
+    let mut directory = NodeDirectory::open(&config.directory, Role::Manager, cluster)?;
+    let own = config.own_id().unwrap_or_default();
+    directory.set_node(own)?;
+
+    let identity = Identity::new(Some(cluster), Role::Manager, Credential::Cluster(secret.clone()));
+    let identity = Arc::new(identity);
+    identity.set_node(own);
+    let (inbox, events) = mpsc::channel(INBOX_MAX);
+    let names = Names::default();
+    let (state, driver, checkpoints) = open(&config, cluster, own, &directory)?;
+    info!(manager = %own, listen = %config.listen, applied = state.applied(), "manager starts");
+    let replica = Replica::new(Start {
+        own,
+        config: Rc::clone(&config),
+        pool: Pool::new(Arc::clone(&identity)),
+        secret: secret.clone(),
+        inbox: inbox.clone(),
+        state,
+        names: Rc::clone(&names),
+        checkpoints,
+    });
+    let front = Front { inbox: inbox.clone(), names, managers: config.managers() };
+    let web = http::routes(inbox, &secret, http::leader_urls(&config));
+    let serving = rpc::serve(listener, identity, Rc::new(front));
+    tokio::select! {
+        ended = drive(driver, replica, events) => ended,
+        ended = serving => ended.map_err(RunError::Accept),
+        ended = async { axum::serve(http_listener, web).await } => ended.map_err(RunError::Accept),
+        () = shutdown => {
+            info!(manager = %own, "manager ends");
+            Ok(())
+        }
+    }
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
+    TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })
+}
+
+/// Opens log and state, and joins or founds the group.
+fn open(
+    config: &ManagerConfig,
+    cluster: ClusterId,
+    own: NodeId,
+    directory: &NodeDirectory,
+) -> Result<(State, RaftDriver, Checkpoints), RunError> {
+    let store = CheckpointStore::open(directory.path())?;
+    let loaded = store.load()?;
+    let log_directory = directory.path().join("raft");
+    std::fs::create_dir_all(&log_directory).map_err(WalError::Io)?;
+    let seed = random_u64()?;
+    let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
+    (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
+    let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
+
+    let is_new = !recovered.groups.iter().any(|group| group.group == GROUP);
+    if is_new && loaded.is_some() {
+        return Err(RunError::LogMissing);
+    }
+    let mut multi = MultiRaft::new(own, RaftConfig::default(), random_u64()?)?;
+    let start = match &loaded {
+        Some((state, descriptor)) => {
+            GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) }
+        }
+        None => GroupStart::default(),
+    };
+    let refused = multi.recover(recovered, &BTreeMap::from([(GROUP, start)]), now_ms());
+    if let Some((_, reason)) = refused.into_iter().next() {
+        return Err(RunError::Recover(reason));
+    }
+    if is_new {
+        let voters: Vec<NodeId> = config.managers().iter().map(|(id, _)| *id).collect();
+        // The first campaigns at once, so that a new cluster does not wait for a timeout.
+        multi.create_group(GROUP, &voters, &[], voters.first() == Some(&own));
+    }
+    let driver = RaftDriver::new(multi, LogWriter::spawn(wal)?);
+    let (state, kept) = match loaded {
+        Some((state, descriptor)) => {
+            let bytes = Bytes::from(state.encode());
+            (state, Some((descriptor, bytes)))
+        }
+        None => (State::new(cluster), None),
+    };
+    Ok((state, driver, Checkpoints::new(store, kept)))
+}
+
+fn random_u64() -> Result<u64, KeyError> {
+    let digits = Key::random()?.to_hex();
+    Ok(digits.get(..16).and_then(|part| u64::from_str_radix(part, 16).ok()).unwrap_or_default())
+}
+
+/// The loop.
+async fn drive(
+    mut driver: RaftDriver,
+    mut replica: Replica,
+    mut events: mpsc::Receiver<Event>,
+) -> Result<(), RunError> {
+    if let Some((descriptor, _)) = replica.checkpoints.kept.last() {
+        driver.multi.set_snapshot(GROUP, descriptor.clone());
+    }
+    let mut ticks = tokio::time::interval(driver.multi.tick_interval());
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            Some(event) = events.recv() => {
+                replica.handle(&mut driver.multi, event);
+                for _ in 0..EVENTS_PER_TURN {
+                    let Ok(event) = events.try_recv() else { break };
+                    replica.handle(&mut driver.multi, event);
+                }
+            }
+            _ = ticks.tick() => driver.multi.tick(now_ms()),
+            progress = driver.writer.progressed() => driver.on_log(progress, now_ms()),
+        }
+        for _ in 0..TURNS_PER_ROUND {
+            driver.pump(now_ms(), &mut replica)?;
+            if let Some(failure) = replica.failure.take() {
+                return Err(failure);
+            }
+            if !replica.settle(&mut driver.multi) {
+                break;
+            }
+        }
+    }
+}
+
+/// Where requests and frames enter: checks what can be checked without the state, and queues.
+struct Front {
+    inbox: Inbox,
+    names: Rc<RefCell<BTreeMap<String, VolumeId>>>,
+    managers: Vec<(NodeId, SocketAddr)>,
+}
+
+impl Service for Front {
+    fn request(&self, peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
+        let request: ManagerRequest = match milpa_wire::decode(&body) {
+            Ok(request) => request,
+            Err(error) => {
+                let problems = vec![error.to_string()];
+                let refused: ManagerReply = Err(ManagerError::Invalid { problems });
+                return reply.send(&refused, Bytes::new());
+            }
+        };
+        let responder = Responder::rpc(reply, &request);
+        let (caller, request) = (peer.into(), Box::new(request));
+        offer(&self.inbox, Event::Request { caller, request, responder });
+    }
+
+    fn one_way(&self, peer: &Peer, _channel: u16, body: Bytes) {
+        let is_manager = self.managers.iter().any(|(id, _)| *id == peer.node);
+        if peer.role != Role::Manager || !is_manager {
+            warn!(?peer, "a stranger sent a Raft frame; dropped");
+            return;
+        }
+        offer(&self.inbox, Event::Frame { from: peer.node, bytes: body });
+    }
+
+    fn volume_named(&self, name: &str) -> Option<VolumeId> {
+        self.names.borrow().get(name).copied()
+    }
+}
+
+/// Queues an event; when the loop cannot keep up, a request is answered "busy" and a frame
+/// dropped, which Raft repeats.
+fn offer(inbox: &Inbox, event: Event) {
+    let Err(error) = inbox.try_send(event) else { return };
+    metrics().dropped.inc();
+    if let Event::Request { responder, .. } = error.into_inner() {
+        responder.send(Err(ManagerError::Busy));
+    }
+}
+
+/// A pause between two tries of the same thing over HTTP.
+const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -1,0 +1,158 @@
+//! The state on disk, as of some log index. The Raft log is the truth; losing a checkpoint that
+//! was never confirmed costs a longer replay and nothing else.
+//!
+//! One redb file with one table: `state` holds [`State::encode`], `descriptor` the Raft position and
+//! configuration there (postcard of [`SnapshotDescriptor`]). Both change in one transaction.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use milpa_raft::SnapshotDescriptor;
+use redb::{Database, ReadableDatabase, TableDefinition};
+
+use crate::core::{SnapshotError, State};
+
+const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
+    TableDefinition::new("manager");
+const STATE_KEY: &str = "state";
+const DESCRIPTOR_KEY: &str = "descriptor";
+
+/// Why the checkpoint cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The file or its structure.
+    #[error("checkpoint file {}", path.display())]
+    Database {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: Box<redb::Error>,
+    },
+    /// The state in it.
+    #[error("checkpoint file {}", path.display())]
+    State {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: SnapshotError,
+    },
+    /// The state is there and its position is not, or the reverse.
+    #[error("checkpoint file {} holds half a checkpoint", path.display())]
+    Incomplete {
+        /// Which.
+        path: PathBuf,
+    },
+}
+
+/// The file. Cheap to clone; writes come one after the other.
+#[derive(Clone, Debug)]
+pub struct CheckpointStore {
+    database: Arc<Database>,
+    path: Arc<Path>,
+}
+
+impl CheckpointStore {
+    /// Opens or makes the file in a manager's directory.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Database`].
+    pub fn open(directory: &Path) -> Result<CheckpointStore, CheckpointError> {
+        let path: Arc<Path> = directory.join("state.redb").into();
+        let database = Database::create(&*path).map_err(|e| database_error(&path, e.into()))?;
+        Ok(CheckpointStore { database: Arc::new(database), path })
+    }
+
+    /// The last checkpoint, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError`] when there is one and it cannot be read.
+    pub fn load(&self) -> Result<Option<(State, SnapshotDescriptor)>, CheckpointError> {
+        let (state, descriptor) = self.read().map_err(|e| database_error(&self.path, e))?;
+        let path = || self.path.to_path_buf();
+        let incomplete = || CheckpointError::Incomplete { path: path() };
+        let (state, descriptor) = match (state, descriptor) {
+            (None, None) => return Ok(None),
+            (Some(state), Some(descriptor)) => (state, descriptor),
+            _ => return Err(incomplete()),
+        };
+        let state = State::decode(&state)
+            .map_err(|source| CheckpointError::State { path: path(), source })?;
+        let descriptor = milpa_wire::decode(&descriptor).map_err(|_| incomplete())?;
+        Ok(Some((state, descriptor)))
+    }
+
+    fn read(&self) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), redb::Error> {
+        let transaction = self.database.begin_read()?;
+        let table = match transaction.open_table(TABLE) {
+            Ok(table) => table,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, None)),
+            Err(error) => return Err(error.into()),
+        };
+        let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
+        Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
+    }
+
+    /// Replaces the checkpoint; durable when it returns. Blocks on the disk: call it on a thread
+    /// that may.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Database`]; the checkpoint before is still there.
+    pub fn save(
+        &self,
+        state: &[u8],
+        descriptor: &SnapshotDescriptor,
+    ) -> Result<(), CheckpointError> {
+        let write = || -> Result<(), redb::Error> {
+            let transaction = self.database.begin_write()?;
+            {
+                let mut table = transaction.open_table(TABLE)?;
+                table.insert(STATE_KEY, state)?;
+                table.insert(DESCRIPTOR_KEY, milpa_wire::encode(descriptor).as_slice())?;
+            }
+            transaction.commit()?;
+            Ok(())
+        };
+        write().map_err(|e| database_error(&self.path, e))
+    }
+}
+
+fn database_error(path: &Path, source: redb::Error) -> CheckpointError {
+    CheckpointError::Database { path: path.to_owned(), source: Box::new(source) }
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_raft::{LogPosition, Members};
+    use milpa_types::{ClusterId, NodeId};
+
+    use super::*;
+
+    #[test]
+    fn the_last_checkpoint_comes_back_and_a_damaged_one_is_refused() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(temp.path()).unwrap();
+        assert!(store.load().unwrap().is_none());
+        let mut state = State::new(ClusterId(7));
+        for index in [3, 5] {
+            state.skip(index);
+            let position = LogPosition { term: 2, index };
+            let members = Members::new(&[NodeId(1)], &[]);
+            store.save(&state.encode(), &SnapshotDescriptor { position, members }).unwrap();
+        }
+        drop(store);
+        let store = CheckpointStore::open(temp.path()).unwrap();
+        let (loaded, descriptor) = store.load().unwrap().unwrap();
+        assert_eq!((loaded, descriptor.position.index), (state.clone(), 5));
+
+        let mut bytes = state.encode();
+        bytes[20] ^= 1;
+        store.save(&bytes, &descriptor).unwrap();
+        assert!(matches!(store.load(), Err(CheckpointError::State { .. })));
+    }
+}

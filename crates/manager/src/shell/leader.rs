@@ -1,0 +1,287 @@
+//! What a manager does while it leads: passes of the planners, steps, waiting callers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use milpa_host::clock::now_ms;
+use milpa_raft::{MultiRaft, ProposeError};
+use milpa_types::{ManagerError, NodeId, VolumeId};
+use milpa_wire::manager::ManagerAnswer;
+use tracing::{debug, info, warn};
+
+use super::event::{Event, Responder};
+use super::metrics::metrics;
+use super::replica::{Replica, Then};
+use super::steps;
+use crate::core::{CommandV1, VolumeState};
+use crate::loads::Loads;
+use crate::planner::{self, Step, StepKey, View, growth, lacking};
+use crate::view::Versions;
+
+/// Passes on demand are at least this far apart, so that a burst of heartbeats costs one.
+const PASS_GAP_MS: u64 = 10;
+/// A caller who waits for nodes is answered this long before it stops waiting.
+const ANSWER_MARGIN_MS: u64 = 200;
+/// Callers who may wait at once.
+pub(super) const WAITING_MAX: usize = 256;
+
+/// A caller who waits until a volume's partitions can be used.
+pub(super) struct Waiting {
+    pub(super) volume: VolumeId,
+    pub(super) responder: Responder,
+    /// Answer with the volume, not just `Done`.
+    pub(super) is_creation: bool,
+}
+
+/// The memory of a leader. Gone when it steps down.
+pub(super) struct Leadership {
+    /// The term led in.
+    pub(super) term: u64,
+    /// What nodes said since then.
+    pub(super) loads: Loads,
+    /// Versions of what clients were told since then.
+    pub(super) versions: Versions,
+    /// Something changed: plan again soon.
+    pub(super) pass_wanted: bool,
+    /// Callers who wait for nodes.
+    pub(super) waiting: Vec<Waiting>,
+    /// What the last pass could not do.
+    pub(super) problems: Vec<String>,
+    last_pass_ms: u64,
+    passes: u64,
+    in_flight: BTreeMap<StepKey, Option<NodeId>>,
+    failures: BTreeMap<StepKey, String>,
+}
+
+impl Leadership {
+    pub(super) fn new(term: u64, now_ms: u64) -> Leadership {
+        Leadership {
+            term,
+            loads: Loads::new(now_ms),
+            versions: Versions::new(term),
+            pass_wanted: true,
+            waiting: Vec::new(),
+            problems: Vec::new(),
+            last_pass_ms: now_ms,
+            passes: 0,
+            in_flight: BTreeMap::new(),
+            failures: BTreeMap::new(),
+        }
+    }
+}
+
+/// What the planners look at now. A macro would hide less than it saves: fields are named so that
+/// the rest of the replica can be changed while the view lives.
+pub(super) fn view_of<'a>(
+    state: &'a crate::core::State,
+    leadership: &'a Leadership,
+    policy: &'a crate::config::Policy,
+) -> View<'a> {
+    let seed = leadership.term.rotate_left(32) ^ leadership.passes;
+    View { state, loads: &leadership.loads, policy, now_ms: now_ms(), seed }
+}
+
+impl Replica {
+    /// Runs a pass when its time has come, or something has changed.
+    pub(super) fn pass_if_due(&mut self, multi: &mut MultiRaft) {
+        let Some(leadership) = &mut self.leadership else { return };
+        let since_ms = now_ms().saturating_sub(leadership.last_pass_ms);
+        let interval_ms = self.config.policy.pass_interval_ms;
+        if since_ms < PASS_GAP_MS || (since_ms < interval_ms && !leadership.pass_wanted) {
+            return;
+        }
+        // We were not running: that nothing was heard is our fault, not the nodes'.
+        if since_ms > (interval_ms * 2).max(self.config.policy.silence_period_ms / 4) {
+            warn!(since_ms, "this manager was stopped or starved; nobody is judged for that time");
+            leadership.loads.forgive(now_ms());
+        }
+        leadership.last_pass_ms = now_ms();
+        leadership.pass_wanted = false;
+        self.answer_waiting();
+        // Plans rest on the state: those of the last pass must be in it first.
+        if self.planned_pending == 0 {
+            self.pass(multi);
+        }
+    }
+
+    fn pass(&mut self, multi: &mut MultiRaft) {
+        let Some(leadership) = &mut self.leadership else { return };
+        leadership.passes += 1;
+        let view = view_of(&self.state, leadership, &self.config.policy);
+        let plan = planner::plan(view);
+        metrics().observe(view, leadership.in_flight.len());
+        let wanted: BTreeSet<StepKey> = plan.steps.iter().map(Step::key).collect();
+        leadership.failures.retain(|key, _| wanted.contains(key));
+        for problem in plan.problems.iter().filter(|p| !leadership.problems.contains(p)) {
+            warn!(problem, "needs an operator");
+        }
+        leadership.problems = plan.problems;
+        let state = &self.state;
+        leadership.versions.retain(|volume| state.volume(volume).is_some());
+        for command in plan.commands {
+            if let Err((error, _)) = self.propose(multi, command, Then::Planned) {
+                debug!(%error, "a planned command was not taken; it is planned again");
+                break;
+            }
+        }
+        for step in plan.steps {
+            self.start_step(step);
+        }
+    }
+
+    /// Asks a node, unless it is being asked, or too much is under way. What is not started now
+    /// is planned again.
+    fn start_step(&mut self, step: Step) {
+        let policy = &self.config.policy;
+        let Some(leadership) = &mut self.leadership else { return };
+        let (key, target) = (step.key(), step.target());
+        let limit = policy.tasks_in_flight_max as usize;
+        let same_node = leadership.in_flight.values().filter(|node| **node == target).count();
+        // No single node may use up all that is allowed: others still answer.
+        if leadership.in_flight.contains_key(&key)
+            || leadership.in_flight.len() >= limit
+            || same_node >= limit.div_ceil(4)
+        {
+            return;
+        }
+        leadership.in_flight.insert(key, target);
+        let term = leadership.term;
+        let wait = std::time::Duration::from_millis(policy.task_deadline_ms);
+        let addresses = self.node_addresses(&self.targets(&step));
+        let (pool, inbox) = (self.pool.clone(), self.inbox.clone());
+        tokio::task::spawn_local(async move {
+            let result = steps::perform(pool, addresses, step.clone(), wait).await;
+            // The loop is gone only when the process ends.
+            let _ = inbox.send(Event::StepDone { term, step: Box::new(step), result }).await;
+        });
+    }
+
+    /// All nodes that a step may be sent to, those that others may name among them.
+    fn targets(&self, step: &Step) -> BTreeSet<NodeId> {
+        match step {
+            Step::CreateMeta { node, .. }
+            | Step::CreateData { node, .. }
+            | Step::SetOptions { node, .. }
+            | Step::Delete { node, .. } => BTreeSet::from([*node]),
+            Step::Configure { partition, .. } => {
+                let record = self.state.data_partition(*partition);
+                record.into_iter().flat_map(|r| r.replicas.iter().map(|r| r.node)).collect()
+            }
+            Step::Split { partition, .. } => {
+                let record = self.state.meta_partition(*partition);
+                record.into_iter().flat_map(|r| r.members.iter().copied()).collect()
+            }
+        }
+    }
+
+    /// Takes note of a node's answer. The reports count, not this; except where nodes report
+    /// nothing of it.
+    pub(super) fn step_done(
+        &mut self,
+        multi: &mut MultiRaft,
+        term: u64,
+        step: &Step,
+        result: Result<(), String>,
+    ) {
+        metrics().step(step.kind(), result.is_ok());
+        let Some(leadership) = self.leadership.as_mut().filter(|l| l.term == term) else { return };
+        leadership.in_flight.remove(&step.key());
+        if let Err(reason) = result {
+            debug!(step = step.kind(), key = ?step.key(), reason, "a step failed; it is planned again");
+            leadership.failures.insert(step.key(), reason);
+            return;
+        }
+        leadership.failures.remove(&step.key());
+        leadership.pass_wanted = true;
+        let next = match step {
+            Step::Split { partition, .. } => growth::finish_split(
+                view_of(&self.state, leadership, &self.config.policy),
+                *partition,
+            ),
+            Step::SetOptions { node, volume, version, .. } => {
+                Ok(CommandV1::OptionsTaken { volume: *volume, node: *node, version: *version })
+            }
+            Step::CreateMeta { .. }
+            | Step::CreateData { .. }
+            | Step::Configure { .. }
+            | Step::Delete { .. } => return,
+        };
+        match next {
+            Ok(command) => {
+                if let Err((error, _)) = self.propose(multi, command, Then::Planned) {
+                    debug!(%error, "not taken; the step is planned again");
+                }
+            }
+            Err(error) => warn!(%error, "a split cannot be finished yet"),
+        }
+    }
+
+    /// Lets a caller wait, or refuses when too many do.
+    pub(super) fn wait_for_volume(&mut self, waiting: Waiting) {
+        match &mut self.leadership {
+            Some(leadership) if leadership.waiting.len() < WAITING_MAX => {
+                leadership.pass_wanted = true;
+                leadership.waiting.push(waiting);
+            }
+            _ => waiting.responder.send(Err(ManagerError::Busy)),
+        }
+    }
+
+    /// Answers those whose volume can be used, or who will not wait much longer.
+    fn answer_waiting(&mut self) {
+        let Some(leadership) = &mut self.leadership else { return };
+        let mut still = Vec::new();
+        for waiting in std::mem::take(&mut leadership.waiting) {
+            let Some(volume) = self.state.volume(waiting.volume) else {
+                let name = "deleted meanwhile".to_owned();
+                waiting.responder.send(Err(ManagerError::NoVolume { name }));
+                continue;
+            };
+            let lacks = lacking(view_of(&self.state, leadership, &self.config.policy), volume.id);
+            let margin = std::time::Duration::from_millis(ANSWER_MARGIN_MS);
+            let is_late = Instant::now() + margin >= waiting.responder.deadline();
+            match lacks.first() {
+                None if volume.state == VolumeState::Ready => {
+                    info!(volume = volume.name, id = %volume.id, "all partitions are there and led");
+                    let created = ManagerAnswer::VolumeCreated(volume.describe());
+                    let done = if waiting.is_creation { created } else { ManagerAnswer::Done };
+                    waiting.responder.send(Ok(done));
+                }
+                Some(lack) if is_late => {
+                    let key = StepKey::Create(lack.partition, lack.node);
+                    let said = leadership.failures.get(&key).map(|said| format!(": {said}"));
+                    let reason = format!(
+                        "partition {}: {}{}; the managers keep trying",
+                        lack.partition,
+                        lack.what,
+                        said.unwrap_or_default()
+                    );
+                    waiting
+                        .responder
+                        .send(Err(ManagerError::NodeFailed { node: lack.node, reason }));
+                }
+                None if is_late => waiting.responder.send(Err(ManagerError::Busy)),
+                _ => still.push(waiting),
+            }
+        }
+        leadership.waiting = still;
+    }
+
+    /// Whether a proposal that was not taken means that another manager leads.
+    pub(super) fn refusal(&self, error: &ProposeError) -> ManagerError {
+        match error {
+            ProposeError::NotLeader { .. } => self.not_leader(),
+            ProposeError::TooLarge { .. } => {
+                ManagerError::Invalid { problems: vec!["too much in one request".to_owned()] }
+            }
+            _ => ManagerError::Busy,
+        }
+    }
+
+    /// Where the leader is, as far as known.
+    pub(super) fn not_leader(&self) -> ManagerError {
+        let other = self.leader.filter(|leader| *leader != self.own);
+        let leader = other.and_then(|leader| self.managers.get(&leader)).copied();
+        ManagerError::NotLeader { leader }
+    }
+}
