@@ -38,7 +38,8 @@ pub enum Command {
     },
     /// A participant answered a step of an operation that this partition coordinates. Only
     /// definite answers: what says [`milpa_types::Next::RetrySame`] other than `Locked`, or
-    /// `RefreshRoute`, is for the shell to retry.
+    /// `RefreshRoute`, is for the shell to retry, and changes nothing here. Where the volume has no
+    /// such slot at all, the shell answers `NotFound` in the participant's place.
     Advance {
         /// The operation.
         operation: OperationId,
@@ -49,7 +50,8 @@ pub enum Command {
         outcome: Result<StepOutcome, MetaError>,
     },
     /// The shell gives a participant up. Rolls the operation back if it is not committed yet;
-    /// the client is told `Busy` and may repeat the request.
+    /// the client is told `Busy` and may repeat the request. One that is being rolled back is
+    /// forgotten: a participant with an intent finds out by inquiring. A committed one goes on.
     AbortOperation {
         /// The operation.
         operation: OperationId,
@@ -151,8 +153,8 @@ pub struct PendingStep {
     pub now: Timestamp,
     /// The message.
     pub step: Step,
-    /// Whether the commit point is passed: then it must be rolled forward, and
-    /// [`Command::AbortOperation`] has no effect.
+    /// Whether the commit point is passed: then it is rolled forward, however long that takes,
+    /// and [`Command::AbortOperation`] has no effect.
     pub committed: bool,
 }
 
@@ -177,5 +179,17 @@ mod tests {
         bytes[0] = 2;
         assert!(Command::decode(&bytes).is_err());
         assert!(Command::decode(&[]).is_err());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_or_mean_something(
+            bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+        ) {
+            let bytes = [&[COMMAND_VERSION][..], &bytes].concat();
+            if let Ok(command) = Command::decode(&bytes) {
+                assert!(Command::decode(&command.encode()) == Ok(command));
+            }
+        }
     }
 }

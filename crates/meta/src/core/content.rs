@@ -96,11 +96,10 @@ impl Partition {
         for old in &overlapped {
             self.drop_record(id, old);
             self.add_allocated(inode, 0, old.length);
-            for rest in [old.clip(0, new.offset), old.clip(new.end(), u64::MAX)] {
-                if let Some(rest) = rest {
-                    self.store(id, &rest);
-                    self.add_allocated(inode, rest.length, 0);
-                }
+            let rests = [old.clip(0, new.offset), old.clip(new.end(), u64::MAX)];
+            for rest in rests.into_iter().flatten() {
+                self.store(id, &rest);
+                self.add_allocated(inode, rest.length, 0);
             }
             let Some(lost) = old.clip(new.offset, new.end()) else { continue };
             if !is_same_place(&lost, new) {

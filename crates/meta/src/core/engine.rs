@@ -9,7 +9,7 @@
 //! |---|---|---|---|
 //! | preparing | the client's entry, or a prepared step that needs another | the prepare | its outcome: plan again |
 //! | finishing | the commit | `Finish` to each participant, in turn | the last one's answer: forgotten |
-//! | aborting | a refusal, or the shell's giving up | `Abort` to each participant asked | the last one's answer: forgotten |
+//! | aborting | a refusal, or the shell's giving up | `Abort` to each participant asked | the last one's answer, or giving up again: forgotten |
 //!
 //! The commit is the entry that changes the dentry, in this partition. Until it, the names involved
 //! are locked; a lock is never waited for (`Locked` goes back at once), so there is no deadlock.
@@ -166,14 +166,21 @@ impl Partition {
         Applied { finished, ..done }
     }
 
-    /// Rolls an operation back that is not committed.
+    /// Rolls an operation back that is not committed; forgets one that is being rolled back.
     pub(crate) fn abort(&mut self, id: OperationId) -> Applied {
         let mut applied = Applied::reply(Ok(MetaAnswer::Done));
-        let operation = self.tables.operations.get(&id);
-        if let Some(operation) = operation
-            && matches!(operation.stage, Stage::Preparing { .. })
-        {
-            applied.finished = self.roll_back(id, operation, Err(MetaError::Busy));
+        let Some(operation) = self.tables.operations.get(&id) else {
+            return applied;
+        };
+        match operation.stage {
+            Stage::Preparing { .. } => {
+                applied.finished = self.roll_back(id, operation, Err(MetaError::Busy));
+            }
+            // A participant that has an intent all the same will inquire, and abort it.
+            Stage::Aborting { .. } => {
+                self.tables.operations.remove(&id);
+            }
+            Stage::Finishing { .. } => {}
         }
         applied
     }
@@ -278,7 +285,7 @@ impl Partition {
         let (slot, step, committed) = match &operation.stage {
             Stage::Preparing { slot, step } => (Some(*slot), step.clone(), false),
             Stage::Finishing { left, .. } => (left.last().copied(), Step::Finish, true),
-            Stage::Aborting { left } => (left.last().copied(), Step::Abort, true),
+            Stage::Aborting { left } => (left.last().copied(), Step::Abort, false),
         };
         PendingStep {
             operation: id,

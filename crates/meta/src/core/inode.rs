@@ -27,8 +27,8 @@ pub(crate) struct Inode {
     pub changed: Timestamp,
     pub content_version: u64,
     pub truncation: u64,
-    /// Of a directory: the one it lies in. Either exact, or of another partition, or 0 for
-    /// unknown: good enough to see loops within a partition.
+    /// Of a directory: the one it lies in, if that is in the same partition, else 0. Another
+    /// partition may move a name of this inode without telling, so a parent there is not known.
     pub parent: InodeId,
     pub body: Body,
 }

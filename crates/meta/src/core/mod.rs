@@ -169,7 +169,7 @@ impl Partition {
             MetaWrite::CloseSession => return Outcome::Reply(self.end_session(index, id.session)),
             _ => {}
         }
-        if let Err(outcome) = self.admit(&id) {
+        if let Some(outcome) = self.refuse(&id) {
             return outcome;
         }
         let outcome = self.execute(index, &Request { id, now, write: write.clone() });
@@ -185,7 +185,6 @@ impl Partition {
     /// Answers a read. Linearizable if the caller is a leader whose lease holds when the answer
     /// leaves. `reader` is the asking session where known: an unlinked inode that another session
     /// holds open is then `Stale` to it.
-    #[must_use]
     pub fn read(&self, reader: Option<SessionId>, read: &MetaRead) -> MetaReply {
         self.answer(reader, read)
     }

@@ -75,7 +75,7 @@ impl Partition {
         self.check_room()?;
         let mut inode = Inode::new(new.kind, new.mode, new.uid, new.gid, now);
         match new.kind {
-            FileKind::Directory => inode.parent = parent,
+            FileKind::Directory => inode.parent = self.known_parent(parent),
             FileKind::CharDevice | FileKind::BlockDevice => inode.device = new.device,
             FileKind::Symlink => {
                 inode.size = new.target.len() as u64;
@@ -123,18 +123,24 @@ impl Partition {
         self.tables.inodes.insert(&id, &directory);
     }
 
+    /// What an inode's record may keep of its directory's id.
+    fn known_parent(&self, parent: InodeId) -> InodeId {
+        if self.owns(parent) { parent } else { InodeId(0) }
+    }
+
     /// After a rename: what was moved changed, and a directory has a new parent (0: unknown).
     pub(crate) fn moved(&mut self, dentry: Dentry, parent: InodeId, now: Timestamp) {
         if let Some(mut inode) = self.tables.inodes.get(&dentry.inode) {
             inode.changed = now;
             if inode.is_directory() {
-                inode.parent = parent;
+                inode.parent = self.known_parent(parent);
             }
             self.tables.inodes.insert(&dentry.inode, &inode);
         }
     }
 
-    /// Whether `directory` is `ancestor` or lies below it, as far as this partition can see.
+    /// Whether `directory` is `ancestor` or lies below it, as far as this partition can see: up to
+    /// the first directory whose parent is elsewhere. Never true by mistake.
     pub(crate) fn is_below(&self, directory: InodeId, ancestor: InodeId) -> bool {
         let mut at = directory;
         for _ in 0..DEPTH_MAX {

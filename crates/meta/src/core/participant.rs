@@ -20,6 +20,7 @@ use milpa_wire::meta::{MetaAnswer, MetaReply, OperationId, Step, StepOutcome};
 use serde::{Deserialize, Serialize};
 
 use super::Partition;
+use super::sessions::SESSIONS_MAX;
 use super::table::{IntentKind, Session};
 
 /// Ended operations (and sessions) remembered, at most; the older half is then forgotten.
@@ -200,8 +201,9 @@ impl Partition {
     /// A session that never opened here may hold an inode all the same; its lease is watched from
     /// now on. One that ended may not.
     fn note_holder(&mut self, session: SessionId) {
-        let known = self.tables.sessions.contains(&session);
-        if !known && !self.tables.ended_sessions.contains(&session) {
+        let sessions = &self.tables.sessions;
+        let is_new = !sessions.contains(&session) && sessions.count() < SESSIONS_MAX;
+        if is_new && !self.tables.ended_sessions.contains(&session) {
             let holder = Session { is_opened: false, unanswered: 0 };
             self.tables.sessions.insert(&session, &holder);
         }

@@ -1,8 +1,10 @@
 //! Sessions and the request-id table: every request is applied once.
 //!
 //! A session is opened once and ends once. Its end is remembered, so that no delayed message opens
-//! it again with an empty request-id table and has an old request executed a second time. A client
-//! that is told `UnknownSession` goes on under a *new* session id and repeats nothing.
+//! it again with an empty request-id table and has an old request executed a second time. (The
+//! last 2,048 ends at least are remembered: a message would have to be later than that.) A client
+//! that is told `UnknownSession` goes on under a *new* session id and repeats nothing; least of all
+//! a publish, which under a new id could bring segments back whose bytes are being freed.
 
 use milpa_types::{InodeId, MetaError, SessionId, Timestamp};
 use milpa_wire::meta::{MetaAnswer, MetaReply, RequestId};
@@ -16,7 +18,7 @@ use super::table::{Answer, Number, Session};
 /// How far a sequence may be above the lowest unanswered one.
 const UNANSWERED_MAX: u64 = 256;
 /// Sessions in one partition, at most.
-const SESSIONS_MAX: u64 = 65_536;
+pub(super) const SESSIONS_MAX: u64 = 65_536;
 
 impl Partition {
     pub(crate) fn open_session(&mut self, id: SessionId, now: Timestamp) -> MetaReply {
@@ -62,15 +64,16 @@ impl Partition {
         Ok(MetaAnswer::Done)
     }
 
-    /// Admits a request that was not applied yet; else the outcome to give at once.
-    pub(crate) fn admit(&mut self, id: &RequestId) -> Result<(), Outcome> {
-        let refuse = |error| Err(Outcome::Reply(Err(error)));
+    /// The outcome to give at once to a request that is not to be executed: a repeat, or a wrong
+    /// one. `None` admits it.
+    pub(crate) fn refuse(&mut self, id: &RequestId) -> Option<Outcome> {
+        let refuse = |error| Some(Outcome::Reply(Err(error)));
         let session = self.tables.sessions.get(&id.session).filter(|session| session.is_opened);
         let Some(session) = session else {
             return refuse(MetaError::UnknownSession);
         };
-        if let Some(outcome) = self.answered(id) {
-            return Err(outcome);
+        if let Some(outcome) = self.recorded(id) {
+            return Some(outcome);
         }
         if id.sequence < session.unanswered {
             return refuse(MetaError::Stale);
@@ -83,7 +86,7 @@ impl Partition {
             self.tables.sessions.insert(&id.session, &Session { unanswered, ..session });
             self.forget_answers(id.session, unanswered);
         }
-        Ok(())
+        None
     }
 
     /// What the request-id table knows of a request.

@@ -49,6 +49,12 @@ fn what_is_restored_is_what_was_frozen() {
 }
 
 #[test]
+fn another_thread_may_write_it() {
+    fn is_send<T: Send>(_: &T) {}
+    is_send(&Solo::new().partition.begin_snapshot(1));
+}
+
+#[test]
 fn changes_during_a_snapshot_are_not_in_it() {
     let mut solo = busy();
     let frozen = file_of(solo.partition.begin_snapshot(1), 2000);
