@@ -294,7 +294,7 @@ fn operations_survive_the_crash_of_their_coordinator() {
         let leader = cluster.index_of(client.leader(FIRST));
         // Too short a wait for an answer: the operation has just begun, or has not.
         let to = cluster.manager.address_of(cluster.nodes[leader].id);
-        client.try_once(to, &request, Duration::from_millis(round));
+        let _ = client.try_once(to, &request, Duration::from_millis(round));
         cluster.kill(leader);
         let repeated = client.call(&cluster, FIRST, &request);
         assert!(matches!(repeated, Ok(MetaAnswer::Entry(_))), "{repeated:?}");

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use milpa_raft::{LogPosition, MultiRaft};
+use milpa_raft::MultiRaft;
 use milpa_types::{MetaError, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaNodeReport, MetaPartitionReport, MetaReply,
@@ -14,7 +14,7 @@ use super::inbox::{Event, done};
 use super::replica::Replica;
 use super::responder::Responder;
 use super::shell::Shell;
-use crate::core::{Command, Partition, PartitionSetup};
+use crate::core::Command;
 
 /// Replicas on one node, so that a mad manager cannot fill the disk with empty ones.
 const PARTITIONS_MAX: usize = 10_000;
@@ -82,10 +82,8 @@ impl Shell {
         let partition = definition.partition;
         let campaign = definition.members.first() == Some(&self.ctx.node);
         info!(%partition, volume = %definition.volume, slot = %definition.slot, "new partition");
-        let state = Partition::new(PartitionSetup::from(&definition));
         multi.create_group(partition, &definition.members, &[], campaign);
-        let replica = Replica::new(definition, state, LogPosition::default());
-        self.replicas.insert(partition, replica);
+        self.replicas.insert(partition, Replica::founded(definition));
     }
 
     /// Drops the replica of a deleted volume's partition. Repeating the request is harmless.

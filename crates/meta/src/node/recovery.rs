@@ -11,16 +11,16 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use milpa_host::clock::now_ms;
-use milpa_raft::{GroupStart, LogPosition, MultiRaft, Recovered, SnapshotDescriptor};
+use milpa_raft::{GroupStart, MultiRaft, Recovered, SnapshotDescriptor};
 use milpa_types::PartitionId;
 use milpa_wire::meta::CreateMetaPartition;
 use tracing::{error, info, warn};
 
 use super::metrics::Metrics;
-use super::replica::{LogGrowth, Replica};
+use super::replica::{FOUNDED, Replica};
 use super::shell::Shell;
 use super::snapshot_store::{SnapshotStore, Stored};
-use crate::core::{Partition, PartitionSetup};
+use crate::core::Partition;
 
 /// One partition as its directory has it.
 pub(crate) struct Loaded {
@@ -132,19 +132,17 @@ impl Shell {
         }) else {
             return self.give_up_replica(group, "its definition is lost".to_owned());
         };
-        let mut log = LogGrowth { begun_ms: now_ms(), ..LogGrowth::default() };
-        let (state, applied) = match one.snapshot {
+        let mut replica = match one.snapshot {
             Some((descriptor, state)) => {
-                let position = descriptor.position;
                 multi.set_snapshot(group, descriptor.clone());
-                log.newest = Some(descriptor);
-                (state, position)
+                let mut replica = Replica::new(definition, state, descriptor.position);
+                replica.log.newest = Some(descriptor);
+                replica
             }
-            None => (Partition::new(PartitionSetup::from(&definition)), LogPosition::default()),
+            None => Replica::founded(definition),
         };
-        let mut replica = Replica::new(definition, state, applied);
         replica.started = one.started;
-        replica.log = log;
+        replica.log.begun_ms = now_ms();
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);
@@ -180,6 +178,6 @@ fn start_of(one: &Loaded) -> GroupStart {
         Some((descriptor, _)) => {
             GroupStart { applied: descriptor.position.index, snapshot: Some(descriptor.clone()) }
         }
-        None => GroupStart { applied: 0, snapshot: None },
+        None => GroupStart { applied: FOUNDED.index, snapshot: None },
     }
 }

@@ -12,7 +12,10 @@ use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, Op
 
 use super::leases::Leases;
 use super::responder::Responder;
-use crate::core::Partition;
+use crate::core::{Partition, PartitionSetup};
+
+/// Where Raft lets the log of a new group start: as if after a snapshot of one entry.
+pub(crate) const FOUNDED: LogPosition = LogPosition { term: 1, index: 1 };
 
 /// One replica.
 pub(crate) struct Replica {
@@ -156,6 +159,13 @@ impl Replica {
             leases: Leases::default(),
             freeing: Freeing::default(),
         }
+    }
+
+    /// A replica that has applied nothing yet.
+    pub(crate) fn founded(definition: CreateMetaPartition) -> Replica {
+        let mut state = Partition::new(PartitionSetup::from(&definition));
+        state.skip(FOUNDED.index);
+        Replica::new(definition, state, FOUNDED)
     }
 
     pub(crate) fn id(&self) -> PartitionId {

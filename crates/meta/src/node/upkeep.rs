@@ -8,6 +8,7 @@ use milpa_raft::MultiRaft;
 use milpa_types::PartitionId;
 
 use super::metrics::Metrics;
+use super::replica::FOUNDED;
 use super::shell::Shell;
 use crate::core::Command;
 
@@ -97,7 +98,7 @@ impl Shell {
     /// Notes on disk which replicas have begun to take part: for them a missing log is a loss.
     fn note_started(&mut self) {
         for (partition, replica) in &mut self.replicas {
-            if !replica.started && replica.applied.index > 0 {
+            if !replica.started && replica.applied != FOUNDED {
                 replica.started = true;
                 let (store, partition) = (self.ctx.store.clone(), *partition);
                 tokio::task::spawn_blocking(move || {
