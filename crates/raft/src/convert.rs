@@ -130,8 +130,8 @@ impl Change {
 
     pub(crate) fn to_raft(&self) -> ConfChangeV2 {
         let steps = self.steps.iter().map(|&(kind, node)| {
-            let mut single = ConfChangeSingle::default();
-            single.node_id = raft_id(NodeId(node));
+            let node_id = raft_id(NodeId(node));
+            let mut single = ConfChangeSingle { node_id, ..ConfChangeSingle::default() };
             single.set_change_type(match kind {
                 0 => ConfChangeType::AddNode,
                 1 => ConfChangeType::AddLearnerNode,

@@ -168,8 +168,7 @@ impl Group {
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let config = library_config(setting, mark);
         let timeouts = (config.min_election_tick, config.max_election_tick);
-        let raw = RawNode::new(&config, log, &logger)
-            .map_err(|error| error.to_string())?;
+        let raw = RawNode::new(&config, log, &logger).map_err(|error| error.to_string())?;
         let mut group = Group {
             id,
             node: setting.node,
@@ -379,13 +378,7 @@ impl Group {
     }
 
     /// Takes a message.
-    pub(crate) fn step(
-        &mut self,
-        from: NodeId,
-        message: Message,
-        setting: &Setting,
-        now_ms: u64,
-    ) {
+    pub(crate) fn step(&mut self, from: NodeId, message: Message, setting: &Setting, now_ms: u64) {
         let raft = &self.raw.raft;
         let is_current = message.term >= raft.term;
         match &message.body {
@@ -440,7 +433,9 @@ impl Group {
                 // The leader believes that we have more than we do: our log lost entries that
                 // were durable, or the leader is not one. We cannot commit what we do not have.
                 tracing::error!(
-                    group = self.id.0, commit = raw.commit, last,
+                    group = self.id.0,
+                    commit = raw.commit,
+                    last,
                     "leader counts on entries that are not in this log"
                 );
                 raw.commit = last;
@@ -572,7 +567,8 @@ impl Group {
 
     pub(crate) fn compact(&mut self, index: u64) {
         let index = index.min(self.raw.raft.raft_log.applied);
-        if index <= self.raw.store().mark.index || self.raw.raft.raft_log.unstable.snapshot.is_some()
+        if index <= self.raw.store().mark.index
+            || self.raw.raft.raft_log.unstable.snapshot.is_some()
         {
             return;
         }
@@ -668,8 +664,7 @@ impl Group {
                 messages.append(&mut waiting);
             }
             _ => {
-                let pending =
-                    Pending { batch, ready: number, messages: waiting, hard, snapshot };
+                let pending = Pending { batch, ready: number, messages: waiting, hard, snapshot };
                 self.pending.push_back(pending);
             }
         }
@@ -776,8 +771,7 @@ impl Group {
     }
 
     fn send(&mut self, raws: Vec<Raw>, out: &mut Collected, setting: &Setting, now_ms: u64) {
-        let installing =
-            self.install.as_ref().map_or(0, |install| install.snapshot.position.index);
+        let installing = self.install.as_ref().map_or(0, |install| install.snapshot.position.index);
         let message_bytes_max = setting.config.message_bytes_max;
         let sending = Sending { now_ms, installing, message_bytes_max };
         for mut raw in raws {

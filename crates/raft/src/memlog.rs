@@ -116,8 +116,11 @@ impl Storage for MemLog {
     }
 
     fn term(&self, index: u64) -> raft::Result<u64> {
-        let missing =
-            if index < self.mark.index { StorageError::Compacted } else { StorageError::Unavailable };
+        let missing = if index < self.mark.index {
+            StorageError::Compacted
+        } else {
+            StorageError::Unavailable
+        };
         self.term_at(index).ok_or(Error::Store(missing))
     }
 

@@ -299,10 +299,9 @@ fn decode_entries(
 ) -> Result<Vec<LogEntry>, FrameError> {
     // No capacity is reserved for `count`: it is not yet known to be true.
     let mut entries = Vec::new();
-    let mut index = prev_index.min(NUMBER_MAX);
-    for _ in 0..count {
+    let first = prev_index.min(NUMBER_MAX) + 1;
+    for index in first..first + u64::from(count) {
         let wire = wire_entries.next().ok_or(FrameError::Malformed)?;
-        index += 1;
         entries.push(LogEntry {
             position: LogPosition { term: wire.term, index },
             kind: if wire.is_change { EntryKind::Change } else { EntryKind::Normal },
@@ -352,8 +351,7 @@ mod tests {
             Body::TimeoutNow,
         ];
         let messages = bodies.into_iter().enumerate();
-        let messages =
-            messages.map(|(i, body)| (PartitionId(i as u64), Message { term: 3, body }));
+        let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message { term: 3, body }));
         Frame { messages: messages.collect() }
     }
 
@@ -393,7 +391,10 @@ mod tests {
         check(Body::Appended { index: u64::MAX, commit: 0 }, 1);
         let members = Members::new(&[NodeId(1), NodeId(1)], &[]);
         check(Body::Snapshot(SnapshotDescriptor { position: position(1, 1), members }), 1);
-        check(Body::Append { prev: position(1, 1), commit: 1, count: u32::MAX, entries: vec![] }, 1);
+        check(
+            Body::Append { prev: position(1, 1), commit: 1, count: u32::MAX, entries: vec![] },
+            1,
+        );
     }
 
     proptest! {

@@ -51,7 +51,10 @@ pub struct MultiRaft {
 impl std::fmt::Debug for MultiRaft {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let groups = self.groups.len();
-        f.debug_struct("MultiRaft").field("setting", &self.setting).field("groups", &groups).finish()
+        f.debug_struct("MultiRaft")
+            .field("setting", &self.setting)
+            .field("groups", &groups)
+            .finish()
     }
 }
 
@@ -188,14 +191,15 @@ impl MultiRaft {
             Some(_) => VecDeque::new(),
             None => recovered.entries.into_iter().map(raft_entry).collect(),
         };
-        let mut hard = HardState::default();
-        hard.term = recovered.term.max(mark.term);
-        hard.vote = recovered.vote.map_or(raft::INVALID_ID, raft_id);
-        if hard.term != recovered.term {
-            hard.vote = raft::INVALID_ID;
-        }
-        // What was applied had been committed, whether or not the log was told.
-        hard.commit = recovered.commit.max(applied).max(mark.index);
+        // A snapshot of a later term: in that term nothing was voted here.
+        let vote = recovered.vote.filter(|_| recovered.term >= mark.term);
+        let hard = HardState {
+            term: recovered.term.max(mark.term),
+            vote: vote.map_or(raft::INVALID_ID, raft_id),
+            // What was applied had been committed, whether or not the log was told.
+            commit: recovered.commit.max(applied).max(mark.index),
+            ..HardState::default()
+        };
         let mut log = MemLog::new(mark, members.clone(), hard, entries);
         log.snapshot = snapshot.filter(|snapshot| snapshot.position.index >= mark.index).cloned();
         let mut group =

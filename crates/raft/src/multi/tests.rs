@@ -317,7 +317,7 @@ impl World {
             return;
         }
         let mut machine = self.nodes[source].machines[&install.group].clone();
-        machine.applied = machine.applied.into_iter().filter(|(at, _)| *at <= index).collect();
+        machine.applied.retain(|at, _| *at <= index);
         (machine.index, machine.members) = (index, install.snapshot.members.clone());
         self.nodes[i].machines.insert(install.group, machine);
         self.multi(i).snapshot_installed(install.group, index);

@@ -198,10 +198,7 @@ mod tests {
 
     fn entry(index: u64) -> Record {
         let position = LogPosition { term: 1, index };
-        Record::Entry {
-            group: PartitionId(1),
-            entry: LogEntry { position, ..LogEntry::default() },
-        }
+        Record::Entry { group: PartitionId(1), entry: LogEntry { position, ..LogEntry::default() } }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use milpa_types::PartitionId;
 
-use super::format::{SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
+use super::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
 use super::live::{LiveIndex, SegmentLoad};
 use super::record::{LogBatch, Place, Record, Stored, TraceLine};
 use super::scan::{self, Scan};
@@ -94,12 +94,8 @@ impl Wal {
         }
         let (groups, damaged) = scan.replay.finish();
         wal.damaged = damaged.iter().map(|damage| damage.group).collect();
-        let recovered = Recovered {
-            groups,
-            damaged,
-            has_torn_tail: scan.has_torn_tail,
-            batches: scan.batches,
-        };
+        let recovered =
+            Recovered { groups, damaged, has_torn_tail: scan.has_torn_tail, batches: scan.batches };
         Ok((wal, recovered))
     }
 
@@ -363,6 +359,9 @@ impl Wal {
                 if !self.carry(seq, load)? {
                     return Ok(());
                 }
+                // A rotten last batch would pass for a torn tail, and the originals will be gone.
+                // With one behind it, it is known to have been durable.
+                self.seal()?;
             }
             self.fence_on_error(|wal| wal.free(seq, bytes))?;
         }
@@ -390,6 +389,14 @@ impl Wal {
             self.finish_or_rotate(builder, count)?;
         }
         Ok(true)
+    }
+
+    /// Makes it provable that the last batch was durable: by a batch of nothing behind it, or by
+    /// the header of a new segment.
+    fn seal(&mut self) -> Result<(), WalError> {
+        let has_room = self.current.bytes - self.current.position >= BLOCK_BYTES;
+        let builder = self.begin()?;
+        self.finish_or_rotate(builder, usize::from(has_room))
     }
 
     fn read_entries(

@@ -102,6 +102,12 @@
 //! [`WalOptions::segments_max`] segments and the entries are few. So a busy owner must compact its
 //! groups, also the idle ones.
 //!
+//! # However
+//!
+//! If the very last batch rots while the process is down, it passes for a torn tail: what it
+//! acknowledged is lost here, and only here. After a failed flush and a restart, the last batch is
+//! written once more before it is believed, but a disk that lies twice is beyond this log.
+//!
 //! # What is deliberately absent
 //!
 //! No direct I/O (a batch is copied once, into the page cache), no compression, no encryption. The

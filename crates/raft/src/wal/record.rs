@@ -228,9 +228,7 @@ fn describe(record: &Record) -> (u8, u8, PartitionId, u64, u64) {
             (KIND_ENTRY, flags, *group, entry.position.term, entry.position.index)
         }
         Record::Truncated { group, from } => (KIND_TRUNCATED, 0, *group, 0, *from),
-        Record::Compacted { group, mark, .. } => {
-            (KIND_COMPACTED, 0, *group, mark.term, mark.index)
-        }
+        Record::Compacted { group, mark, .. } => (KIND_COMPACTED, 0, *group, mark.term, mark.index),
         Record::Snapshot { group, mark, .. } => (KIND_SNAPSHOT, 0, *group, mark.term, mark.index),
     }
 }
@@ -299,9 +297,7 @@ pub(crate) fn decode(header: &RecordHeader, body: &[u8]) -> Option<Stored> {
     let mark = LogPosition { term: header.term, index: header.index };
     let mut fields = Fields(body);
     let record = match header.kind {
-        KIND_CREATED => {
-            Record::GroupCreated { group, mark, members: get_members(&mut fields)? }
-        }
+        KIND_CREATED => Record::GroupCreated { group, mark, members: get_members(&mut fields)? },
         KIND_REMOVED => Record::GroupRemoved { group },
         KIND_HARD_STATE => {
             let vote = fields.u64()?;

@@ -93,8 +93,7 @@ impl Segment {
         let mut batch = Batch { header, records: Vec::new(), is_cut: false };
         for _ in 0..count {
             let head = self.slice(at, RECORD_HEADER_BYTES);
-            let head =
-                head.and_then(|b| RecordHeader::decode(b, self.header.salt, number, at));
+            let head = head.and_then(|b| RecordHeader::decode(b, self.header.salt, number, at));
             let Some(head) = head.filter(|_| at < end) else {
                 batch.is_cut = true;
                 break;
@@ -145,10 +144,7 @@ fn read_segment(
 }
 
 /// Scans the whole log.
-pub(crate) fn scan(
-    storage: &mut dyn LogStorage,
-    options: &WalOptions,
-) -> Result<Scan, WalError> {
+pub(crate) fn scan(storage: &mut dyn LogStorage, options: &WalOptions) -> Result<Scan, WalError> {
     let mut seqs: Vec<u64> = storage.list()?.iter().filter_map(|name| segment_seq(name)).collect();
     seqs.sort_unstable();
     let mut scanner = Scanner { scan: Scan::default(), chain: None, unresolved: None };
