@@ -371,6 +371,8 @@ struct PoolShared {
 #[derive(Debug)]
 struct Connection {
     address: SocketAddr,
+    /// Who we said we are in the handshake.
+    introduced_as: NodeId,
     outbox: Outbox,
     next_id: AtomicU64,
     pending: Mutex<Pending>,
@@ -443,13 +445,18 @@ impl Pool {
     fn connection(&self, to: SocketAddr, expects: Role) -> Arc<Connection> {
         let mut connections =
             self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connection) = connections.get(&to)
-            && !connection.may_be_replaced()
-        {
-            return Arc::clone(connection);
+        let introduced_as = self.shared.identity.node();
+        match connections.get(&to) {
+            // A node introduces itself anew once it has been told its id.
+            Some(connection) if connection.introduced_as != introduced_as => {
+                connection.outbox.close();
+            }
+            Some(connection) if !connection.may_be_replaced() => return Arc::clone(connection),
+            _ => {}
         }
         let connection = Arc::new(Connection {
             address: to,
+            introduced_as,
             outbox: Outbox::default(),
             next_id: AtomicU64::new(1),
             pending: Mutex::default(),

@@ -20,6 +20,7 @@ impl Service for Echo {
             Ok("forget") => drop(reply),
             Ok("hold") => std::mem::forget(reply),
             Ok("volume") => reply.send(&format!("{:?}", peer.volume), payload),
+            Ok("node") => reply.send(&peer.node.to_string(), payload),
             Ok("count") => reply.send(&format!("{}", self.one_way.get()), payload),
             Ok(text) => reply.send(&text, payload),
             Err(error) => reply.send(&error.to_string(), payload),
@@ -165,6 +166,21 @@ fn a_client_proves_its_volume() {
             let credential = Credential::Volume { name: "home".to_owned(), key };
             let pool = Pool::new(Arc::new(Identity::new(None, Role::Client, credential)));
             assert_eq!(echo(&pool, to, "volume").await.unwrap(), "Some(VolumeId(3))");
+        }
+    });
+}
+
+/// A node that registered as 0 and was told its id kept its old connection, and the manager refused
+/// every heartbeat: "node 0 cannot speak for node 106".
+#[test]
+fn a_node_introduces_itself_anew_when_it_learns_its_id() {
+    let secret = Key::random().unwrap();
+    with_server(&secret, |to| {
+        let pool = admin(&secret);
+        async move {
+            assert_eq!(echo(&pool, to, "node").await.unwrap(), "0");
+            pool.identity().set_node(NodeId(106));
+            assert_eq!(echo(&pool, to, "node").await.unwrap(), "106");
         }
     });
 }
