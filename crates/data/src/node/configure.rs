@@ -44,8 +44,8 @@ impl Disk {
         wanted: &Configuration,
     ) -> Result<LogPosition, ProposeError> {
         let change = MemberChange { voters: wanted.members.clone(), learners: Vec::new() };
-        let context = milpa_wire::encode(wanted);
-        match self.driver.multi.propose_change(id, &change, &context) {
+        let context = milpa_wire::encode(wanted).into();
+        match self.driver.multi.propose_change(id, &change, context) {
             // The same members, another primary: an ordinary entry says so.
             Err(ProposeError::BadChange { .. }) => {
                 let entry = encode_entry(&EntryHead::Configure(wanted.clone()), &[]);

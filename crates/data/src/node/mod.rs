@@ -25,8 +25,6 @@ mod service;
 mod shared;
 mod snapshot;
 mod state;
-#[cfg(test)]
-mod tests;
 mod usage;
 mod workers;
 

@@ -1,0 +1,179 @@
+//! Three data nodes over real sockets and files, killed and started again.
+
+mod nodes;
+
+use std::collections::BTreeSet;
+
+use milpa_types::DataError;
+use milpa_wire::data::AppendTarget;
+use nodes::{Cluster, configuration, pattern};
+use tokio::task::LocalSet;
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    LocalSet::new().block_on(&runtime, test);
+}
+
+/// Goal: what was acknowledged is on every member, whatever happened to one of them meanwhile.
+/// Method: appends, small pieces and overwrites; one node dies, the others go on in a new epoch;
+/// it returns and must become equal; all restart, and nothing is missing.
+#[test]
+fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+
+        // A large extent, appended in two packets; its repeat is the same extent.
+        let (a, b) = (pattern(1, 100_000), pattern(2, 50_000));
+        let new = AppendTarget::New { token: 1 };
+        let (large, offset, committed) = cluster.append_patiently(1, 1, new, &a).await;
+        assert_eq!((offset, committed), (0, 100_000));
+        let more = AppendTarget::Extent { extent: large, offset: 100_000 };
+        assert_eq!(cluster.append(1, 1, more, &b).await, Ok((large, 100_000, 150_000)));
+        assert_eq!(cluster.append(1, 1, new, &a).await, Ok((large, 0, 150_000)));
+        for node in [1, 2, 3] {
+            let read = cluster.read(node, large, 0..100_000, false).await;
+            assert_eq!(read, Ok(a.clone()), "node {node}");
+        }
+        let stale = cluster.append(1, 0, new, &a).await.unwrap_err();
+        assert!(matches!(stale, DataError::StaleEpoch { .. }), "{stale:?}");
+        let elsewhere = cluster.append(2, 1, new, &a).await.unwrap_err();
+        assert!(matches!(elsewhere, DataError::NotPrimary { .. }), "{elsewhere:?}");
+
+        // An overwrite is read at the leader, and the others send readers there.
+        let over = pattern(3, 10_000);
+        cluster.overwrite(&[1, 2, 3], 1, large, 5_000, &over).await;
+        let leader = cluster.leader(&[1, 2, 3]).await;
+        let read = cluster.read(leader, large, 5_000..15_000, true).await;
+        assert_eq!(read, Ok(over.clone()));
+        for follower in [1, 2, 3].into_iter().filter(|node| *node != leader) {
+            let refused = cluster.read(follower, large, 0..100, false).await;
+            assert!(matches!(refused, Err(DataError::NotPrimary { .. })), "{refused:?}");
+        }
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+
+        // A backup dies: the extent is sealed at what is committed.
+        cluster.kill_node(3).await;
+        let more = AppendTarget::Extent { extent: large, offset: 150_000 };
+        let sealed = cluster.append(1, 1, more, &b).await;
+        assert_eq!(sealed, Err(DataError::Sealed { length: 150_000 }));
+
+        // The other two go on in a new epoch.
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let new = AppendTarget::New { token: 2 };
+        let (second, ..) = cluster.append_patiently(1, 2, new, &b).await;
+        let late = cluster.append(1, 2, more, &b).await;
+        assert!(matches!(late, Err(DataError::Sealed { .. })), "{late:?}");
+        let small = AppendTarget::Small { token: 3 };
+        let (shared, at, _) = cluster.append_patiently(1, 2, small, &a[..999]).await;
+        let again = pattern(4, 4_096);
+        cluster.overwrite(&[1, 2], 2, large, 8_192, &again).await;
+        cluster.overwrite(&[1, 2], 2, second, 0, &again).await;
+        cluster.equal_digests(&[1, 2], 3).await;
+
+        // It returns, lacks all that, and is made equal.
+        cluster.start_node(3).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        let digests = cluster.equal_digests(&[1, 2, 3], 3).await;
+        let read = cluster.read(3, shared, at..at + 999, false).await;
+        assert_eq!(read, Ok(a[..999].to_vec()));
+
+        // Everything restarts.
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+        for node in [1, 2, 3] {
+            cluster.start_node(node).await;
+        }
+        assert_eq!(cluster.equal_digests(&[1, 2, 3], 3).await, digests);
+        let leader = cluster.leader(&[1, 2, 3]).await;
+        let read = cluster.read(leader, large, 0..100_000, true).await.unwrap();
+        assert_eq!(read[8_192..12_288], again[..]);
+        assert_eq!(read[5_000..8_192], over[..3_192]);
+        let new = AppendTarget::New { token: 9 };
+        let (fresh, ..) = cluster.append_patiently(1, 3, new, &b).await;
+        assert!(fresh > second, "an extent id was given again");
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// Small files from many clients at once share one extent, each at its own place.
+#[test]
+fn pieces_of_many_writers_share_an_extent() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let first = AppendTarget::Small { token: 0 };
+        cluster.append_patiently(1, 1, first, &pattern(0, 100)).await;
+        let cluster_ref = &cluster;
+        let appends = (1..=200u64).map(|token| async move {
+            let bytes = pattern(token, 100 + token as usize);
+            let target = AppendTarget::Small { token };
+            let placed = cluster_ref.append(1, 1, target, &bytes).await.unwrap();
+            (placed, bytes)
+        });
+        let placed = join_all(appends).await;
+        let extents: BTreeSet<_> = placed.iter().map(|((extent, ..), _)| *extent).collect();
+        assert_eq!(extents.len(), 1);
+        for ((extent, offset, _), bytes) in &placed {
+            let read = cluster.read(2, *extent, *offset..offset + bytes.len() as u64, false).await;
+            assert_eq!(read.as_ref(), Ok(bytes));
+        }
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// A replica that lost everything joins again, blank: it has no say, and gets every byte.
+#[test]
+fn a_blank_replica_is_filled() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 300_000);
+        let mut extents = Vec::new();
+        for token in 0..5 {
+            let new = AppendTarget::New { token };
+            extents.push(cluster.append_patiently(1, 1, new, &bytes).await.0);
+        }
+        cluster.overwrite(&[1, 2, 3], 1, extents[0], 1_000, &pattern(2, 3_000)).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.overwrite(&[1, 2], 2, extents[1], 1_000, &pattern(3, 3_000)).await;
+        cluster.drop_replica(3).await;
+        cluster.create_replica(3, configuration(2, &[1, 2])).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 5).await;
+        assert_eq!(cluster.read(3, extents[4], 0..300_000, false).await, Ok(bytes));
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// Runs futures concurrently, in order of their results.
+async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut pending: Vec<_> = futures.map(Box::pin).collect();
+    let mut results: Vec<Option<T>> = pending.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, result) in pending.iter_mut().zip(&mut results) {
+            if result.is_none()
+                && let std::task::Poll::Ready(value) = future.as_mut().poll(context)
+            {
+                *result = Some(value);
+            }
+        }
+        match results.iter().all(Option::is_some) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    results.into_iter().flatten().collect()
+}

@@ -1,0 +1,404 @@
+//! Three real data nodes on the loopback interface, each on a thread of its own, and a manager
+//! that only remembers who registered.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use milpa_data::{DataNodeConfig, DiskConfig, Started, run_announced};
+use milpa_host::keys::Key;
+use milpa_host::rpc::{Credential, Identity, Peer, Pool, Reply, Service, serve};
+use milpa_types::{
+    ClusterId, DataError, DiskId, Epoch, ExtentId, InodeId, Node, NodeId, NodeState, PartitionId,
+    Role, SessionId, VolumeId,
+};
+use milpa_wire::data::*;
+use milpa_wire::frame::crc32c;
+use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest, Register};
+
+pub const PARTITION: PartitionId = PartitionId(11);
+pub const VOLUME: VolumeId = VolumeId(1);
+pub const INODE: InodeId = InodeId(5);
+pub const SESSION: SessionId = SessionId(77);
+const CLUSTER: ClusterId = ClusterId(42);
+/// Longer than anything takes; a test that reaches it has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+const CALL_WAIT: Duration = Duration::from_secs(10);
+
+fn secret() -> Key {
+    Key::from_hex(&"5a".repeat(32)).unwrap()
+}
+
+/// Gives ids in the order of first registration.
+#[derive(Default)]
+struct Registry {
+    nodes: RefCell<Vec<(u128, Register)>>,
+    version: RefCell<u64>,
+}
+
+impl Service for Registry {
+    fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
+        let answer = match milpa_wire::decode(&body).unwrap() {
+            ManagerRequest::Register(register) => self.register(register),
+            ManagerRequest::Heartbeat(_) => {
+                ManagerAnswer::Alive { nodes_version: *self.version.borrow() }
+            }
+            ManagerRequest::GetNodes => ManagerAnswer::Nodes(self.list()),
+            _ => ManagerAnswer::Done,
+        };
+        let body: ManagerReply = Ok(answer);
+        reply.send(&body, Bytes::new());
+    }
+}
+
+impl Registry {
+    fn register(&self, register: Register) -> ManagerAnswer {
+        *self.version.borrow_mut() += 1;
+        let mut nodes = self.nodes.borrow_mut();
+        let known = nodes.iter().position(|(incarnation, _)| *incarnation == register.incarnation);
+        let place = known.unwrap_or(nodes.len());
+        let entry = (register.incarnation, register);
+        if place < nodes.len() {
+            nodes[place] = entry;
+        } else {
+            nodes.push(entry);
+        }
+        ManagerAnswer::Registered { cluster: CLUSTER, node: NodeId(place as u32 + 1) }
+    }
+
+    fn list(&self) -> Vec<Node> {
+        let nodes = self.nodes.borrow();
+        let ids = (1..).map(NodeId);
+        ids.zip(nodes.iter())
+            .map(|(id, (_, register))| Node {
+                id,
+                role: Role::Data,
+                address: register.address,
+                http_address: register.http_address,
+                zone: register.zone.clone(),
+                region: String::new(),
+                state: NodeState::Active,
+                disks: register.disks.clone(),
+                memory_bytes: 0,
+            })
+            .collect()
+    }
+}
+
+/// A running node: dropping `stop` ends it as a crash would, without a goodbye.
+struct Running {
+    stop: tokio::sync::oneshot::Sender<()>,
+    thread: std::thread::JoinHandle<()>,
+    started: Started,
+}
+
+/// The cluster and the three kinds of callers it has.
+pub struct Cluster {
+    base: tempfile::TempDir,
+    manager: SocketAddr,
+    running: BTreeMap<u32, Running>,
+    pub as_manager: Pool,
+    pub as_admin: Pool,
+    pub as_client: Pool,
+}
+
+impl Cluster {
+    /// Starts the manager and three nodes, one after the other, so that they get ids 1, 2, 3.
+    pub async fn start() -> Cluster {
+        milpa_host::telemetry::init_logs();
+        let pool = |role| {
+            let credential = Credential::Cluster(secret());
+            Pool::new(Arc::new(Identity::new(Some(CLUSTER), role, credential)))
+        };
+        let client = Identity::new(
+            Some(CLUSTER),
+            Role::Client,
+            Credential::Volume { name: "v".into(), key: secret().volume_key(VOLUME) },
+        );
+        client.set_volume(VOLUME);
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let manager = listener.local_addr().unwrap();
+        let credential = Credential::Cluster(secret());
+        let identity = Arc::new(Identity::new(Some(CLUSTER), Role::Manager, credential));
+        tokio::task::spawn_local(serve(listener, identity, Rc::new(Registry::default())));
+        let mut cluster = Cluster {
+            base: tempfile::tempdir().unwrap(),
+            manager,
+            running: BTreeMap::new(),
+            as_manager: pool(Role::Manager),
+            as_admin: pool(Role::Admin),
+            as_client: Pool::new(Arc::new(client)),
+        };
+        for node in 1..=3 {
+            cluster.start_node(node).await;
+        }
+        cluster
+    }
+
+    fn config(&self, node: u32) -> DataNodeConfig {
+        let directory: PathBuf = self.base.path().join(format!("node{node}"));
+        let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        let mut disk = DiskConfig::new(directory.join("disk"));
+        disk.reserve_bytes = 1 << 20;
+        let managers = vec![self.manager];
+        let mut config = DataNodeConfig::new(directory, vec![disk], any, any, managers);
+        config.member_silent_ms = 500;
+        config.log_trim_ms = 1_000;
+        config
+    }
+
+    pub async fn start_node(&mut self, node: u32) {
+        let config = self.config(node);
+        let (announce, announced) = tokio::sync::oneshot::channel();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let announce = |started| {
+                let _ = announce.send(started);
+            };
+            let stop = async {
+                let _ = stopped.await;
+            };
+            runtime.block_on(run_announced(config, CLUSTER, secret(), announce, stop)).unwrap();
+        });
+        let started = tokio::time::timeout(PATIENCE, announced).await.unwrap().unwrap();
+        assert_eq!(started.node, NodeId(node));
+        self.running.insert(node, Running { stop, thread, started });
+    }
+
+    /// Ends a node without a goodbye, and waits until its files are let go.
+    pub async fn kill_node(&mut self, node: u32) {
+        let running = self.running.remove(&node).unwrap();
+        drop(running.stop);
+        let thread = running.thread;
+        tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
+    }
+
+    pub async fn ask(
+        &self,
+        pool: &Pool,
+        node: u32,
+        request: &DataRequest,
+        payload: Bytes,
+    ) -> Result<(DataAnswer, Bytes), DataError> {
+        let address = self.running[&node].started.address;
+        let called = pool.call::<_, DataReply>(address, Role::Data, request, payload, CALL_WAIT);
+        let (answer, bytes) = called.await.map_err(|_| DataError::Busy)?;
+        answer.map(|answer| (answer, bytes))
+    }
+
+    pub async fn create_partition(&self) {
+        for node in [3, 2, 1] {
+            self.create_replica(node, configuration(1, &[1, 2, 3])).await;
+        }
+    }
+
+    pub async fn create_replica(&self, node: u32, configuration: Configuration) {
+        let request = DataRequest::CreatePartition(CreateDataPartition {
+            partition: PARTITION,
+            volume: VOLUME,
+            disk: DiskId(1),
+            configuration,
+            relaxed: false,
+        });
+        self.ask(&self.as_manager, node, &request, Bytes::new()).await.unwrap();
+    }
+
+    pub async fn drop_replica(&self, node: u32) {
+        let request = DataRequest::DeletePartition { partition: PARTITION };
+        self.ask(&self.as_manager, node, &request, Bytes::new()).await.unwrap();
+    }
+
+    pub async fn report(&self, node: u32) -> Option<DataPartitionReport> {
+        let asked = self.ask(&self.as_admin, node, &DataRequest::Report, Bytes::new()).await;
+        let Ok((DataAnswer::Report(report), _)) = asked else { return None };
+        report.partitions.into_iter().find(|report| report.partition == PARTITION)
+    }
+
+    /// Who leads, as soon as all these nodes agree.
+    pub async fn leader(&self, nodes: &[u32]) -> u32 {
+        until("the group has a leader", async || {
+            let mut leaders = Vec::new();
+            for node in nodes {
+                leaders.push(self.report(*node).await?.leader?);
+            }
+            let first = leaders[0];
+            let agreed = leaders.iter().all(|leader| *leader == first);
+            (agreed && nodes.contains(&first.0)).then_some(first.0)
+        })
+        .await
+    }
+
+    /// Commits a configuration, asking whoever leads.
+    pub async fn configure(&self, configuration: Configuration, nodes: &[u32]) {
+        let wanted = &configuration;
+        until("the configuration is committed", async || {
+            let configuration = wanted.clone();
+            let request = DataRequest::Configure { partition: PARTITION, configuration };
+            for node in nodes {
+                if self.ask(&self.as_manager, *node, &request, Bytes::new()).await.is_ok() {
+                    return Some(());
+                }
+            }
+            None
+        })
+        .await;
+        until("every member has adopted it", async || {
+            for node in nodes {
+                if self.report(*node).await?.configuration != *wanted {
+                    return None;
+                }
+            }
+            Some(())
+        })
+        .await;
+    }
+
+    pub async fn append(
+        &self,
+        node: u32,
+        epoch: u64,
+        target: AppendTarget,
+        bytes: &[u8],
+    ) -> Result<(ExtentId, u64, u64), DataError> {
+        let request = DataRequest::Append(Append {
+            partition: PARTITION,
+            epoch: Epoch(epoch),
+            inode: INODE,
+            session: SESSION,
+            file_offset: 0,
+            target,
+            sync: false,
+            checksums: checksums(bytes),
+        });
+        let payload = Bytes::copy_from_slice(bytes);
+        match self.ask(&self.as_client, node, &request, payload).await? {
+            (DataAnswer::Appended { extent, offset, committed }, _) => {
+                Ok((extent, offset, committed))
+            }
+            (other, _) => panic!("{other:?}"),
+        }
+    }
+
+    /// As [`append`](Cluster::append), repeating what is answered "busy".
+    pub async fn append_patiently(
+        &self,
+        node: u32,
+        epoch: u64,
+        target: AppendTarget,
+        bytes: &[u8],
+    ) -> (ExtentId, u64, u64) {
+        until("the append is taken", async || {
+            match self.append(node, epoch, target, bytes).await {
+                Ok(placed) => Some(placed),
+                Err(DataError::Busy | DataError::MemberSilent { .. }) => None,
+                Err(error) => panic!("{error:?}"),
+            }
+        })
+        .await
+    }
+
+    pub async fn read(
+        &self,
+        node: u32,
+        extent: ExtentId,
+        range: std::ops::Range<u64>,
+        at_leader: bool,
+    ) -> Result<Vec<u8>, DataError> {
+        let (offset, length) = (range.start, (range.end - range.start) as u32);
+        let read = Read { partition: PARTITION, extent, offset, length, at_leader };
+        let request = DataRequest::Read(read);
+        until("the read is not refused as busy", async || {
+            match self.ask(&self.as_client, node, &request, Bytes::new()).await {
+                Err(DataError::Busy) => None,
+                Err(error) => Some(Err(error)),
+                Ok((_, bytes)) => Some(Ok(bytes.to_vec())),
+            }
+        })
+        .await
+    }
+
+    /// Overwrites at the leader among `nodes`, as a client does: the hint is followed, "busy" is
+    /// repeated.
+    pub async fn overwrite(
+        &self,
+        nodes: &[u32],
+        epoch: u64,
+        extent: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+    ) {
+        let request = DataRequest::Overwrite(Overwrite {
+            partition: PARTITION,
+            epoch: Epoch(epoch),
+            extent,
+            offset,
+            checksums: checksums(bytes),
+        });
+        until("the overwrite is acknowledged", async || {
+            let leader = self.leader(nodes).await;
+            let payload = Bytes::copy_from_slice(bytes);
+            self.ask(&self.as_client, leader, &request, payload).await.ok().map(|_| ())
+        })
+        .await;
+    }
+
+    pub async fn digest(&self, node: u32) -> Vec<ExtentDigest> {
+        let request = DataRequest::Digest { partition: PARTITION };
+        match self.ask(&self.as_admin, node, &request, Bytes::new()).await {
+            Ok((DataAnswer::Digest(digests), _)) => digests,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Waits until all these replicas are byte-equal up to their commit offsets.
+    pub async fn equal_digests(&self, nodes: &[u32], extents: usize) -> Vec<ExtentDigest> {
+        until("the replicas are equal", async || {
+            for node in nodes {
+                if self.report(*node).await?.unaligned > 0 {
+                    return None;
+                }
+            }
+            let first = self.digest(nodes[0]).await;
+            for node in &nodes[1..] {
+                if self.digest(*node).await != first {
+                    return None;
+                }
+            }
+            (first.len() == extents).then_some(first)
+        })
+        .await
+    }
+}
+
+pub fn configuration(epoch: u64, members: &[u32]) -> Configuration {
+    let members = members.iter().copied().map(NodeId).collect();
+    Configuration { epoch: Epoch(epoch), members, primary: NodeId(1) }
+}
+
+pub fn checksums(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(4096).map(crc32c).collect()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    (0..length as u64).map(|i| ((i / 7 + seed * 31) ^ (i * seed)) as u8).collect()
+}
+
+/// Tries until there is a result, or patience ends.
+pub async fn until<T>(what: &str, mut attempt: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(result) = attempt().await {
+            return result;
+        }
+        assert!(started.elapsed() < PATIENCE, "gave up waiting until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
