@@ -102,6 +102,12 @@ pub enum RunError {
          its directory away and start it with an empty one"
     )]
     LogMissing,
+    /// There is a log that was cut, and no state from before the cut.
+    #[error(
+        "the state of this manager is missing; restore state.redb, or if the other managers are \
+         well, move its directory away and start it with an empty one"
+    )]
+    StateMissing,
     /// The settings of Raft contradict each other.
     #[error(transparent)]
     RaftConfig(#[from] milpa_raft::config::ConfigError),
@@ -204,18 +210,19 @@ fn open(
     (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
     let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
 
-    let is_new = !recovered.groups.iter().any(|group| group.group == GROUP);
-    if is_new && loaded.is_some() {
-        return Err(RunError::LogMissing);
+    let held = recovered.groups.iter().find(|group| group.group == GROUP);
+    let is_new = held.is_none();
+    match (&loaded, held) {
+        (Some(_), None) => return Err(RunError::LogMissing),
+        // A founded group starts after entry 1; a log that starts later was cut at a checkpoint.
+        (None, Some(group)) if group.mark.index > 1 => return Err(RunError::StateMissing),
+        _ => {}
     }
     let mut multi = MultiRaft::new(own, RaftConfig::default(), random_u64()?)?;
-    let start = match &loaded {
-        Some((state, descriptor)) => {
-            GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) }
-        }
-        None => GroupStart::default(),
-    };
-    let refused = multi.recover(recovered, &BTreeMap::from([(GROUP, start)]), now_ms());
+    let start = loaded.as_ref().map(|(state, descriptor)| {
+        (GROUP, GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
+    });
+    let refused = multi.recover(recovered, &start.into_iter().collect(), now_ms());
     if let Some((_, reason)) = refused.into_iter().next() {
         return Err(RunError::Recover(reason));
     }

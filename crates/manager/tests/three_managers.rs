@@ -1,0 +1,335 @@
+//! Goal: three managers over real sockets keep what they promised through the loss of any one of
+//! them, and lead nodes through theirs. Method: stand-ins for the nodes, see `cluster`.
+
+mod cluster;
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cluster::{Cluster, PATIENCE, run};
+use milpa_host::keys::Key;
+use milpa_host::rpc::CallError;
+use milpa_types::{Epoch, ManagerError, NodeId, Role, VolumeOptions};
+use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
+
+/// A started cluster with three nodes of each role and the volume "home".
+async fn with_volume(change: impl Fn(&mut milpa_manager::ManagerConfig)) -> Cluster {
+    let mut cluster = Cluster::new(change);
+    cluster.start_all();
+    cluster.add_nodes(Role::Meta, 3).await;
+    cluster.add_nodes(Role::Data, 3).await;
+    let created = cluster.create_volume("home").await;
+    assert!(matches!(created, Ok(ManagerAnswer::VolumeCreated(_))), "{created:?}");
+    cluster
+}
+
+#[test]
+fn a_new_volume_is_complete_and_spread_when_its_creation_is_answered() {
+    run(async {
+        let started = Instant::now();
+        let cluster = with_volume(|_| {}).await;
+        println!("from nothing to a usable volume: {:?}", started.elapsed());
+        let view = cluster.volume("home").await;
+        assert_eq!((view.meta.len(), view.data.len(), view.nodes.len()), (3, 6, 6));
+        let leaders: BTreeSet<NodeId> = view.meta.iter().filter_map(|m| m.leader).collect();
+        assert_eq!(leaders.len(), 3, "one meta partition is led by each meta node");
+        for partition in &view.data {
+            let members: BTreeSet<&NodeId> = partition.members.iter().collect();
+            assert_eq!((members.len(), partition.epoch), (3, Epoch(1)));
+            assert!(partition.takes_extents);
+        }
+        let primaries = |node| view.data.iter().filter(|d| d.primary == node).count();
+        assert_eq!([104, 105, 106].map(|id| primaries(NodeId(id))), [2, 2, 2]);
+        // Every replica is there already, so a mount right now works.
+        assert!(
+            cluster
+                .nodes
+                .borrow()
+                .iter()
+                .all(|node| { node.meta.borrow().len() + node.data.borrow().len() >= 3 })
+        );
+        let again = cluster.create_volume("home").await.unwrap_err();
+        assert_eq!(again, "volume \"home\" exists");
+    });
+}
+
+#[test]
+fn a_creation_that_cannot_be_placed_says_what_is_missing() {
+    run(async {
+        let mut cluster = Cluster::new(|_| {});
+        cluster.start_all();
+        cluster.add_nodes(Role::Meta, 3).await;
+        cluster.add_nodes(Role::Data, 2).await;
+        let error = cluster.create_volume("home").await.unwrap_err();
+        assert!(error.contains("3 data nodes are needed, 2 can take one"), "{error}");
+        let two = ManagerRequest::CreateVolume {
+            name: "two".to_owned(),
+            options: VolumeOptions { replicas: 2, ..VolumeOptions::default() },
+            meta_partitions: 3,
+            data_partitions: 1,
+        };
+        assert!(matches!(cluster.ask(two).await, Ok(ManagerAnswer::VolumeCreated(_))));
+    });
+}
+
+#[test]
+fn a_follower_names_the_leader_and_another_one_leads_when_it_is_gone() {
+    run(async {
+        let mut cluster = with_volume(|_| {}).await;
+        let before = cluster.volume("home").await;
+        let leader = cluster.leader().await;
+        let address = cluster.configs[leader].listen;
+        for place in (0..3).filter(|place| *place != leader) {
+            let reply = cluster.ask_one(place, &ManagerRequest::ListVolumes).await;
+            assert_eq!(reply, Err(ManagerError::NotLeader { leader: Some(address) }));
+        }
+        let stopped = Instant::now();
+        cluster.stop(leader).await;
+        let next = cluster.leader().await;
+        println!("another manager answered after {:?}", stopped.elapsed());
+        assert_ne!(next, leader);
+        let after =
+            cluster.wait_for("home", |view| view.meta.iter().all(|m| m.leader.is_some())).await;
+        assert_eq!(after.data, before.data, "no epoch was raised: nobody was silent");
+        assert!(after.version > before.version, "a new leader's versions are higher");
+        cluster.start(leader);
+        let created = cluster.create_volume("second").await;
+        assert!(matches!(created, Ok(ManagerAnswer::VolumeCreated(_))), "{created:?}");
+    });
+}
+
+#[test]
+fn a_silent_node_leaves_its_partitions_and_comes_back() {
+    run(async {
+        let cluster = with_volume(|_| {}).await;
+        let lost = NodeId(104);
+        cluster.node(lost).is_up.set(false);
+        let stopped = Instant::now();
+        let view =
+            cluster.wait_for("home", |view| view.data.iter().all(|d| d.members.len() == 2)).await;
+        println!("reconfigured after {:?} of silence", stopped.elapsed());
+        for partition in &view.data {
+            assert_eq!(partition.epoch, Epoch(2));
+            assert!(!partition.members.contains(&lost) && partition.primary != lost);
+            assert!(partition.takes_extents && partition.replicas.len() == 3);
+        }
+        let Ok(ManagerAnswer::Status(status)) = cluster.ask(ManagerRequest::Status).await else {
+            panic!()
+        };
+        assert!(status.warnings.iter().any(|w| w.starts_with("data node 104")), "{status:?}");
+
+        cluster.node(lost).is_up.set(true);
+        let view =
+            cluster.wait_for("home", |view| view.data.iter().all(|d| d.members.len() == 3)).await;
+        for partition in &view.data {
+            assert_eq!(partition.epoch, Epoch(3));
+            assert_ne!(partition.primary, lost, "it lacks bytes");
+        }
+    });
+}
+
+#[test]
+fn everything_is_there_after_a_restart_of_all() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let before = cluster.volume("home").await;
+        for place in 0..3 {
+            cluster.stop(place).await;
+        }
+        // Longer than the silence period: the nodes are not blamed for the managers' absence.
+        tokio::time::sleep(Duration::from_millis(1000)).await;
+        cluster.start_all();
+        let after =
+            cluster.wait_for("home", |view| view.meta.iter().all(|m| m.leader.is_some())).await;
+        assert_eq!((&after.data, &after.meta), (&before.data, &before.meta));
+        // A directory without its log must not vote; one of another cluster is refused.
+        cluster.stop(0).await;
+        std::fs::remove_dir_all(cluster.configs[0].directory.join("raft")).unwrap();
+        let (config, secret) = (cluster.configs[0].clone(), cluster.secret.clone());
+        let refused = milpa_manager::run(
+            config.clone(),
+            cluster::CLUSTER,
+            secret.clone(),
+            std::future::pending(),
+        );
+        assert!(matches!(refused.await, Err(milpa_manager::RunError::LogMissing)));
+        let other = milpa_types::ClusterId(0xbad);
+        let refused = milpa_manager::run(config, other, secret, std::future::pending());
+        assert!(matches!(refused.await, Err(milpa_manager::RunError::Directory(_))));
+    });
+}
+
+#[test]
+fn a_manager_that_was_away_too_long_takes_over_the_state() {
+    run(async {
+        let mut cluster = with_volume(|config| {
+            (config.checkpoint.entries, config.checkpoint.entries_kept) = (5, 0);
+        })
+        .await;
+        let away = (cluster.leader().await + 1) % 3;
+        cluster.stop(away).await;
+        assert!(cluster.create_volume("late").await.is_ok());
+        for inline_bytes_max in 0..20 {
+            let options = VolumeOptions { inline_bytes_max, ..VolumeOptions::default() };
+            let name = "late".to_owned();
+            cluster.ask(ManagerRequest::SetVolume { name, options }).await.unwrap();
+        }
+        cluster.start(away);
+        // A client's handshake by name shows what this manager itself knows.
+        let ManagerAnswer::Key(key) =
+            cluster.ask(ManagerRequest::GetVolumeKey { name: "late".to_owned() }).await.unwrap()
+        else {
+            panic!()
+        };
+        let key = Key::from_hex(&key).unwrap();
+        let request = ManagerRequest::GetVolume { name: "late".to_owned(), known_version: 0 };
+        let started = Instant::now();
+        loop {
+            let pool = cluster.client("late", &key);
+            let to = cluster.configs[away].listen;
+            let wait = Duration::from_secs(2);
+            let called =
+                pool.call::<_, ManagerReply>(to, Role::Manager, &request, Bytes::new(), wait);
+            match called.await {
+                Ok((Err(ManagerError::NotLeader { .. }), _)) => break,
+                Err(CallError::Refused { reason, .. }) => {
+                    assert!(reason.contains("no volume named"))
+                }
+                _ => {}
+            }
+            assert!(started.elapsed() < PATIENCE, "it never caught up");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // With the third one gone it is half of the majority.
+        let leader = cluster.leader().await;
+        cluster.stop(3 - leader - away).await;
+        assert!(cluster.create_volume("later").await.is_ok());
+    });
+}
+
+#[test]
+fn a_client_sees_its_own_volume_and_nothing_else() {
+    run(async {
+        let cluster = with_volume(|_| {}).await;
+        cluster.create_volume("other").await.unwrap();
+        let volume = cluster.volume("home").await.volume.id;
+        let client = cluster.client("home", &cluster.secret.volume_key(volume));
+        let to = cluster.configs[cluster.leader().await].listen;
+        let ask = async |request: ManagerRequest| {
+            let wait = Duration::from_secs(2);
+            let called =
+                client.call::<_, ManagerReply>(to, Role::Manager, &request, Bytes::new(), wait);
+            called.await.unwrap().0
+        };
+        let get = |name: &str, known_version| {
+            ask(ManagerRequest::GetVolume { name: name.to_owned(), known_version })
+        };
+        let Ok(ManagerAnswer::Volume(view)) = get("home", 0).await else { panic!() };
+        assert_eq!(get("home", view.version).await, Ok(ManagerAnswer::Unchanged));
+        let refused = get("other", 0).await.unwrap_err().to_string();
+        assert_eq!(refused, "not allowed: this access key opens another volume");
+        let refused = ask(ManagerRequest::ListNodes).await.unwrap_err().to_string();
+        assert_eq!(refused, "not allowed: a client may not ask for list_nodes");
+        let stranger = cluster.client("home", &Key::random().unwrap());
+        let request = ManagerRequest::ListNodes;
+        let wait = Duration::from_secs(2);
+        let called =
+            stranger.call::<_, ManagerReply>(to, Role::Manager, &request, Bytes::new(), wait).await;
+        assert!(matches!(called, Err(CallError::Refused { .. })), "{called:?}");
+    });
+}
+
+#[test]
+fn growth_splits_and_deletion_reach_the_nodes() {
+    run(async {
+        let cluster = with_volume(|_| {}).await;
+        let grow = |meta_partitions, data_partitions| ManagerRequest::GrowVolume {
+            name: "home".to_owned(),
+            meta_partitions,
+            data_partitions,
+        };
+        assert_eq!(cluster.ask(grow(1, 2)).await, Ok(ManagerAnswer::Done));
+        let view = cluster.volume("home").await;
+        assert_eq!((view.meta.len(), view.data.len()), (4, 8));
+        let takes: Vec<bool> = view.meta.iter().map(|m| m.takes_inodes).collect();
+        assert_eq!(takes, [true, true, false, true], "the last one was cut, the next one is open");
+        let splits = |cluster: &Cluster| {
+            let nodes = cluster.nodes.borrow();
+            let done: Vec<String> = nodes.iter().flat_map(|n| n.done.borrow().clone()).collect();
+            done.iter().filter(|what| what.starts_with("split 3 at")).count()
+        };
+        assert!(splits(&cluster) >= 1);
+        let error = cluster.ask(grow(9, 0)).await.unwrap_err();
+        assert!(error.contains("meta_partitions: value is 9, allowed 0 to 3"), "{error}");
+
+        let delete = ManagerRequest::DeleteVolume { name: "home".to_owned() };
+        assert_eq!(cluster.ask(delete.clone()).await, Ok(ManagerAnswer::Done));
+        assert_eq!(cluster.ask(delete).await.unwrap_err(), "no volume named \"home\"");
+        let started = Instant::now();
+        let held = || -> usize {
+            let nodes = cluster.nodes.borrow();
+            nodes.iter().map(|n| n.meta.borrow().len() + n.data.borrow().len()).sum()
+        };
+        while held() > 0 {
+            assert!(started.elapsed() < PATIENCE, "{} replicas are left", held());
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+}
+
+#[test]
+fn operators_can_use_http() {
+    run(async {
+        let cluster = with_volume(|_| {}).await;
+        let leader = cluster.leader().await;
+        let at = cluster.configs[leader].http_listen;
+        let token = cluster.secret.admin_token();
+        let call = async |head: &str, body: &str| http(at, head, body).await;
+
+        let status = call("GET /api/v1/status", "").await;
+        assert!(
+            status.starts_with("HTTP/1.1 200") && status.contains("\"name\":\"home\""),
+            "{status}"
+        );
+        let described = call("GET /api/openapi.json", "").await;
+        assert!(described.contains("/api/v1/volumes/{name}"));
+        assert!(call("GET /metrics", "").await.contains("milpa_manager_raft_is_leader 1"));
+        assert!(call("GET /healthz", "").await.ends_with("ok\n"));
+        assert!(call("GET /api/v1/volumes/none", "").await.starts_with("HTTP/1.1 404"));
+
+        let new = r#"{"name":"web","data_partitions":1}"#;
+        assert!(call("POST /api/v1/volumes", new).await.starts_with("HTTP/1.1 401"));
+        let authorized = |line: &str| format!("{line}\u{0}Authorization: Bearer {token}");
+        let created = call(&authorized("POST /api/v1/volumes"), new).await;
+        assert!(created.starts_with("HTTP/1.1 201"), "{created}");
+        let typo = call(&authorized("POST /api/v1/volumes"), r#"{"nam":"x"}"#).await;
+        assert!(typo.starts_with("HTTP/1.1 422") && typo.contains("nam"), "{typo}");
+        let deleted = call(&authorized("DELETE /api/v1/volumes/web"), "").await;
+        assert!(deleted.starts_with("HTTP/1.1 204"), "{deleted}");
+
+        let follower = cluster.configs[(leader + 1) % 3].http_listen;
+        let redirected = http(follower, "GET /api/v1/nodes", "").await;
+        assert!(redirected.starts_with("HTTP/1.1 307"), "{redirected}");
+        assert!(
+            redirected.contains(&format!("location: http://{at}/api/v1/nodes")),
+            "{redirected}"
+        );
+    });
+}
+
+/// One HTTP request; after a NUL in `head` comes a further header.
+async fn http(to: std::net::SocketAddr, head: &str, body: &str) -> String {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let (line, header) = head.split_once('\u{0}').unwrap_or((head, "X-None: 1"));
+    let length = body.len();
+    let request = format!(
+        "{line} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\nContent-Type: application/json\r\n\
+         Content-Length: {length}\r\n{header}\r\n\r\n{body}"
+    );
+    let mut stream = tokio::net::TcpStream::connect(to).await.unwrap();
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
