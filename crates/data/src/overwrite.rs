@@ -150,7 +150,13 @@ impl Applying {
         self.last.get(&extent).copied().unwrap_or(0)
     }
 
-    /// Extents overwritten since this was last called: they are to be flushed.
+    /// Forgets which overwrites up to `index` were handed to the disk. Only while nobody fetches
+    /// bytes: a fetch compares with them.
+    pub fn forget_until(&mut self, index: u64) {
+        self.last.retain(|_, last| *last > index);
+    }
+
+    /// Extents overwritten after `index`: they are to be flushed.
     #[must_use]
     pub fn touched_after(&self, index: u64) -> Vec<ExtentId> {
         self.last.iter().filter(|(_, last)| **last > index).map(|(extent, _)| *extent).collect()

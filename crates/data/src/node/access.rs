@@ -10,7 +10,7 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         R::Append(_) | R::Flush { .. } | R::Overwrite(_) | R::Close { .. } => &[Role::Client],
         R::Read(_) => &[Role::Client, Role::Data, Role::Admin],
         R::Replicate(_) | R::ExtentInfo { .. } | R::Seal { .. } | R::Fetch { .. } => &[Role::Data],
-        R::Free { .. } => &[Role::Meta, Role::Data],
+        R::Free { .. } => &[Role::Meta],
         R::CreatePartition(_) | R::DeletePartition { .. } | R::Configure { .. } => &[Role::Manager],
         R::Report => &[Role::Manager, Role::Data, Role::Admin],
         R::Digest { .. } => &[Role::Admin, Role::Data],

@@ -350,6 +350,9 @@ impl Disk {
         if self.is_fenced() {
             return answer(reply, Err(DataError::DiskFailed));
         }
+        if self.usage.is_full && !payload.is_empty() {
+            return answer(reply, Err(DataError::NoSpace));
+        }
         let partition = match self.partition(id) {
             Ok(partition) => partition,
             Err(error) => return answer(reply, Err(error)),

@@ -88,6 +88,8 @@ pub(crate) struct Disk {
     pub usage: super::usage::Usage,
     /// When the clock last ticked here: a gap means that the process was stopped.
     pub ticked_ms: u64,
+    /// The fence is up and everybody here has been told.
+    pub is_out_of_service: bool,
     /// When each node's frames last arrived.
     pub heard_ms: BTreeMap<NodeId, u64>,
 }
@@ -168,12 +170,27 @@ impl Disk {
 
     fn tick(&mut self) {
         let now = now_ms();
+        if self.is_fenced() && !self.is_out_of_service {
+            self.leave_service();
+        }
         self.driver.multi.tick(now);
         self.tick_appends(now);
         self.tick_overwrites(now);
         self.tick_alignment(now);
         self.tick_usage(now);
         self.ticked_ms = now;
+    }
+
+    /// The disk failed: it shall lead no group, order no append, and acknowledge nothing. Reads go
+    /// on as long as its groups' leaders are heard.
+    fn leave_service(&mut self) {
+        self.is_out_of_service = true;
+        tracing::error!(disk = %self.id, directory = %self.directory.display(),
+            "the disk is out of service: replace it");
+        self.driver.multi.log_failed();
+        for partition in self.partitions.values_mut() {
+            partition.primary.refuse(Some(DataError::DiskFailed));
+        }
     }
 
     /// Lets Raft have turns until it wants nothing any more, and does what it wants.

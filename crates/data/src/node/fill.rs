@@ -40,6 +40,8 @@ pub(crate) struct Filling {
     pub partition: PartitionId,
     /// Its extents.
     pub store: Arc<ExtentStore>,
+    /// Keeps the replica from forgetting overwrites that a chunk is compared with.
+    _fetch: Rc<()>,
 }
 
 /// A chunk on its way from another replica to its place.
@@ -257,9 +259,14 @@ impl Disk {
 
     /// What a task needs to fetch bytes for a partition.
     pub fn filling(&self, id: PartitionId) -> Option<Filling> {
-        let store = Arc::clone(&self.partitions.get(&id)?.store);
-        let shared = Rc::clone(&self.shared);
-        Some(Filling { shared, disk: self.index, partition: id, store })
+        let partition = self.partitions.get(&id)?;
+        Some(Filling {
+            shared: Rc::clone(&self.shared),
+            disk: self.index,
+            partition: id,
+            store: Arc::clone(&partition.store),
+            _fetch: Rc::clone(&partition.fetches),
+        })
     }
 
     /// The primary's word: this extent has so many bytes, cut or fetch.

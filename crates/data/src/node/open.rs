@@ -218,6 +218,7 @@ impl OpenedDisk {
             next_request: 0,
             usage: self.usage,
             ticked_ms: now_ms(),
+            is_out_of_service: false,
             heard_ms: BTreeMap::new(),
         };
         for (state, store) in self.replicas {

@@ -310,6 +310,9 @@ impl Disk {
             Box::new(move |disk| {
                 if let Some(partition) = disk.partitions.get_mut(&id) {
                     partition.checkpoint.is_running = false;
+                    if Rc::strong_count(&partition.fetches) == 1 {
+                        partition.applying.borrow_mut().forget_until(index);
+                    }
                 }
                 if let Some(snapshot) = snapshot {
                     disk.driver.multi.set_snapshot(id, snapshot);

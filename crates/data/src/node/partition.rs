@@ -156,6 +156,8 @@ pub(crate) struct Partition {
     pub filling: BTreeMap<ExtentId, Vec<Reply>>,
     /// Blocks that are being repaired here.
     pub repairing: BTreeSet<(ExtentId, u64)>,
+    /// Held by every task that fetches bytes for this replica.
+    pub fetches: Rc<()>,
     /// Unpublished bytes that are asked about.
     pub offers: Offers,
     /// Bytes allocated, as last counted.

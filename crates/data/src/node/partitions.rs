@@ -32,6 +32,9 @@ const TOKENS_MAX: usize = 32_768;
 /// An extent that is open for so long without an append is closed.
 const IDLE_MS: u64 = 600_000;
 
+/// How often a deletion looks whether the extents are still in use, every 10 ms.
+const UNUSED_TRIES_MAX: u32 = 1_000;
+
 /// The bounds of a partition's primary.
 pub(crate) fn limits(config: &DataNodeConfig) -> Limits {
     Limits {
@@ -90,6 +93,7 @@ impl Partition {
             alignment: Alignment { wants_all, ..Alignment::default() },
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
+            fetches: Rc::default(),
             offers: Offers::default(),
             allocated_bytes: 0,
             state,
@@ -174,26 +178,45 @@ impl Disk {
         self.driver.multi.create_group(state.partition, voters, &[], campaign);
     }
 
-    fn forget(&mut self, id: PartitionId) {
-        self.partitions.remove(&id);
+    fn forget(&mut self, id: PartitionId) -> Option<Arc<ExtentStore>> {
+        let forgotten = self.partitions.remove(&id);
         self.driver.multi.remove_group(id);
         self.shared.routes.borrow_mut().remove(&id);
+        forgotten.map(|partition| partition.store)
     }
 
     /// The volume was deleted. Answered when the files are gone.
     pub fn delete_partition(&mut self, id: PartitionId, reply: Reply) {
-        if self.partitions.contains_key(&id) {
-            self.forget(id);
+        if self.partitions.get(&id).is_some_and(|partition| partition.saving.is_running) {
+            // A state that is being written would come back after its file was removed.
+            return self.save_state(id, Box::new(move |disk| disk.delete_partition(id, reply)));
+        }
+        let store = self.forget(id);
+        if store.is_some() {
             tracing::info!(partition = %id, "partition deleted");
         }
         let (states, extents) = (self.states.clone(), self.extents.clone());
         self.workers.slow(
             move || {
+                if let Some(store) = store {
+                    wait_until_unused(&store);
+                }
                 let wiped = wipe(&states, &extents, id);
                 answer_done(reply, wiped.map_err(|_| DataError::Busy));
             },
             |_, ()| {},
         );
+    }
+}
+
+/// Waits until no job uses the extents any more: one that finds its files gone would take the
+/// disk for broken. Jobs are short; what fetches from other nodes ends as its partition is gone.
+fn wait_until_unused(store: &Arc<ExtentStore>) {
+    for _ in 0..UNUSED_TRIES_MAX {
+        if Arc::strong_count(store) == 1 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
     }
 }
 

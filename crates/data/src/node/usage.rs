@@ -8,10 +8,14 @@ use crate::store::disk::{DiskSpace, disk_space};
 
 use super::disk::Disk;
 use super::metrics::Metrics;
+use super::partition::Partition;
 use super::shared::DiskReport;
 
 /// Between two counts of allocated bytes, which cost a stat(2) for each extent.
 const COUNT_MS: u64 = 2_000;
+/// Between two flushes of what nobody asked to flush: what a power cut may take, and what must be
+/// read again when the node starts.
+const FLUSH_MS: u64 = 10_000;
 /// Between two reports to the heartbeat.
 const REPORT_MS: u64 = 100;
 
@@ -32,6 +36,10 @@ pub(crate) struct Usage {
     pub reported_ms: u64,
     /// A count is under way.
     pub is_counting: bool,
+    /// When unflushed extents were last flushed.
+    pub flushed_ms: u64,
+    /// That is under way.
+    pub is_flushing: bool,
 }
 
 impl Disk {
@@ -41,6 +49,9 @@ impl Disk {
             self.usage.counted_ms == 0 || now.saturating_sub(self.usage.counted_ms) > COUNT_MS;
         if due && !self.usage.is_counting {
             self.count();
+        }
+        if now.saturating_sub(self.usage.flushed_ms) > FLUSH_MS && !self.usage.is_flushing {
+            self.flush_in_background();
         }
         if now.saturating_sub(self.usage.reported_ms) >= REPORT_MS {
             self.usage.reported_ms = now;
@@ -75,6 +86,28 @@ impl Disk {
         );
     }
 
+    fn flush_in_background(&mut self) {
+        if self.is_fenced() {
+            return;
+        }
+        self.usage.is_flushing = true;
+        let stores: Vec<_> =
+            self.partitions.values().map(|p| std::sync::Arc::clone(&p.store)).collect();
+        self.workers.slow(
+            move || {
+                for store in stores {
+                    if let Err(error) = store.flush_all() {
+                        tracing::debug!(partition = %store.partition(), %error, "not flushed");
+                    }
+                }
+            },
+            |disk, ()| {
+                disk.usage.is_flushing = false;
+                disk.usage.flushed_ms = now_ms();
+            },
+        );
+    }
+
     /// Appends are refused when the reserve or the limit is touched; frees and overwrites of what
     /// is there go on.
     fn refuse_when_full(&mut self) {
@@ -97,20 +130,8 @@ impl Disk {
 
     fn publish_report(&mut self) {
         let fenced = self.is_fenced();
-        let partitions: Vec<_> = self
-            .partitions
-            .values()
-            .map(|p| DataPartitionReport {
-                partition: p.id,
-                disk: self.id,
-                configuration: p.configuration.clone(),
-                leader: p.leader,
-                term: p.term,
-                allocated_bytes: p.allocated_bytes,
-                extents: p.store.extent_count(),
-                unaligned: p.alignment.unaligned + p.alignment.broken.len() as u64,
-            })
-            .collect();
+        let in_service = self.partitions.values().filter(|p| p.broken.is_none());
+        let partitions: Vec<_> = in_service.map(|partition| self.report(partition)).collect();
         let metrics = Metrics::get();
         let led = self.partitions.values().filter(|p| p.leads()).count();
         metrics.raft_led.set(i64::try_from(led).unwrap_or(i64::MAX));
@@ -121,6 +142,22 @@ impl Disk {
         let report = DiskReport { partitions, disk: Some(self.describe()) };
         if let Some(handle) = self.shared.disks.borrow_mut().get_mut(self.index) {
             handle.report = report;
+        }
+    }
+
+    fn report(&self, partition: &Partition) -> DataPartitionReport {
+        let (alignment, extents) = (&partition.alignment, partition.store.extent_count());
+        let known = alignment.unaligned + alignment.broken.len() as u64;
+        DataPartitionReport {
+            partition: partition.id,
+            disk: self.id,
+            configuration: partition.configuration.clone(),
+            leader: partition.leader,
+            term: partition.term,
+            allocated_bytes: partition.allocated_bytes,
+            extents,
+            // Before the members have been compared, nothing is known of any extent.
+            unaligned: if alignment.wants_all { extents.max(1) } else { known },
         }
     }
 

@@ -1,5 +1,8 @@
 //! Three data nodes over real sockets and files, killed and started again.
 
+// Clippy knows functions marked as tests only, not what they share.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
 mod nodes;
 
 use std::collections::BTreeSet;

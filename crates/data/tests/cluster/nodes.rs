@@ -294,12 +294,10 @@ impl Cluster {
         target: AppendTarget,
         bytes: &[u8],
     ) -> (ExtentId, u64, u64) {
-        until("the append is taken", async || {
-            match self.append(node, epoch, target, bytes).await {
-                Ok(placed) => Some(placed),
-                Err(DataError::Busy | DataError::MemberSilent { .. }) => None,
-                Err(error) => panic!("{error:?}"),
-            }
+        until("the append is taken", async || match self.append(node, epoch, target, bytes).await {
+            Ok(placed) => Some(placed),
+            Err(DataError::Busy | DataError::MemberSilent { .. }) => None,
+            Err(error) => panic!("{error:?}"),
         })
         .await
     }
