@@ -12,24 +12,26 @@ use raft::eraftpb::HardState;
 
 use crate::config::{ConfigError, RaftConfig};
 use crate::convert::{raft_entry, raft_id};
-use crate::group::{Collected, Group, Setting};
+use crate::group::{Group, Setting};
 use crate::memlog::MemLog;
-use crate::message::{Frame, FrameError, Message};
+use crate::message::{Frame, FrameError};
 use crate::types::{
-    Committed, GroupStart, GroupStatus, InstallSnapshot, LogPosition, MemberChange, Members,
-    ProposeError, ReadReady, RoleChange, SnapshotDescriptor, SnapshotWanted,
+    GroupStart, GroupStatus, LogPosition, MemberChange, Members, ProposeError, SnapshotDescriptor,
 };
 use crate::wal::{Damage, LogBatch, Record, Recovered, RecoveredGroup};
 
 #[cfg(test)]
 mod tests;
+mod turn;
+
+pub use turn::{RecoverError, Turn};
+
+use turn::Frames;
 
 /// Where the log of a group starts that is founded here: as if after a snapshot of one entry. A
 /// replica that joins later starts at 0, so that it needs a snapshot, which tells it the
 /// configuration.
 const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
-/// Messages in one frame, below what a decoder accepts.
-const FRAME_MESSAGES_MAX: usize = 1 << 14;
 
 /// All Raft groups of one node.
 pub struct MultiRaft {
@@ -56,59 +58,6 @@ impl std::fmt::Debug for MultiRaft {
             .field("groups", &groups)
             .finish()
     }
-}
-
-/// What the owner has to do, in this order: hand `batch` to the log writer, send `messages`,
-/// apply `committed`, then the rest. Messages that need the batch to be durable are not in here;
-/// they come out of a later turn, after [`MultiRaft::persisted`].
-#[derive(Debug, Default)]
-pub struct Turn {
-    /// To the log. At most one each turn; numbers rise.
-    pub batch: Option<LogBatch>,
-    /// To other nodes, at once.
-    pub messages: Vec<(NodeId, Frame)>,
-    /// To the state machines, in order. Report back with [`MultiRaft::applied`].
-    pub committed: Vec<(PartitionId, Vec<Committed>)>,
-    /// Roles, terms and leaders that changed.
-    pub roles: Vec<RoleChange>,
-    /// Reads that may be served as soon as their index is applied.
-    pub reads: Vec<ReadReady>,
-    /// Leader: snapshots to make.
-    pub snapshots_wanted: Vec<SnapshotWanted>,
-    /// Follower: snapshots to fetch.
-    pub installs: Vec<InstallSnapshot>,
-}
-
-/// Why a recovered group was not started. The group is left alone: it neither votes nor answers,
-/// and its log stays on disk until the owner calls [`MultiRaft::remove_group`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RecoverError {
-    /// Parts of its log that had been durable are unreadable. It may hold the only copy of what
-    /// others need, and it may have voted: it must not take part. The manager takes it out of the
-    /// group (a committed change), the owner calls `remove_group`, and the replica comes back as
-    /// a learner with a snapshot.
-    #[error("log damaged: {0:?}")]
-    Damaged(Vec<Damage>),
-    /// The state machine is behind the start of the log: its own snapshot is missing or older.
-    #[error("state machine applied up to {applied}, but the log starts after {first}")]
-    StateTooOld {
-        /// What the owner said.
-        applied: u64,
-        /// The log's compaction mark.
-        first: u64,
-    },
-    /// The state machine is ahead of the log, and no snapshot descriptor was given.
-    #[error("state machine applied up to {applied}, but the log ends at {last}")]
-    LogTooShort {
-        /// What the owner said.
-        applied: u64,
-        /// The last entry in the log.
-        last: u64,
-    },
-    /// The Raft library refused the state.
-    #[error("unusable state: {0}")]
-    Unusable(String),
 }
 
 impl MultiRaft {
@@ -227,9 +176,12 @@ impl MultiRaft {
 
     /// Creates this node's replica of a *new* group. Every founding member is created with the
     /// same lists. The one with `campaign` (by convention the first voter) stands for election at
-    /// once; the others answer as soon as their replica exists, so create theirs first if you
-    /// can. A replica that joins an existing group is created with empty `voters` and `learners`:
-    /// it waits for the leader's snapshot.
+    /// once, and again each heartbeat for two seconds while the others may not exist yet. A replica
+    /// that joins an existing group is created with empty `voters` and `learners`: it waits for
+    /// the leader's snapshot.
+    ///
+    /// A crash before the next batch is durable forgets the group: tell the manager that it
+    /// exists only when [`MultiRaft::is_durable`] says so.
     ///
     /// A group founded here starts with index 1 taken; the first entry is the leader's empty one.
     ///
@@ -510,7 +462,7 @@ impl MultiRaft {
         self.groups.get(&group)?.describe(index)
     }
 
-    /// The snapshot of an [`InstallSnapshot`] is durable and active.
+    /// The snapshot of an [`InstallSnapshot`](crate::InstallSnapshot) is durable and active.
     pub fn snapshot_installed(&mut self, group: PartitionId, index: u64) {
         if let Some(group) = self.touch(group) {
             group.snapshot_installed(index);
@@ -530,47 +482,14 @@ impl MultiRaft {
         Some(self.groups.get(&group)?.status())
     }
 
+    /// Whether everything decided about the group so far, its creation included, is on disk.
+    #[must_use]
+    pub fn is_durable(&self, group: PartitionId) -> bool {
+        self.groups.get(&group).is_some_and(Group::is_durable)
+    }
+
     /// All running groups, in order.
     pub fn groups(&self) -> impl Iterator<Item = PartitionId> + '_ {
         self.groups.keys().copied()
-    }
-}
-
-impl Turn {
-    fn add(&mut self, group: PartitionId, collected: Collected) {
-        if !collected.committed.is_empty() {
-            self.committed.push((group, collected.committed));
-        }
-        self.roles.extend(collected.role);
-        self.reads.extend(collected.reads);
-        self.snapshots_wanted.extend(collected.snapshots_wanted);
-        self.installs.extend(collected.install);
-    }
-}
-
-/// The frames of a turn: one for each node, or several when one would be too large.
-#[derive(Default)]
-struct Frames {
-    open: BTreeMap<NodeId, (Frame, usize)>,
-    full: Vec<(NodeId, Frame)>,
-}
-
-impl Frames {
-    fn add(&mut self, to: NodeId, group: PartitionId, message: Message, bytes_max: usize) {
-        let more = message.approximate_bytes();
-        let (frame, bytes) = self.open.entry(to).or_default();
-        let is_full = *bytes + more > bytes_max || frame.messages.len() >= FRAME_MESSAGES_MAX;
-        if is_full && !frame.messages.is_empty() {
-            self.full.push((to, std::mem::take(frame)));
-            *bytes = 0;
-        }
-        frame.messages.push((group, message));
-        *bytes += more;
-    }
-
-    fn finish(self) -> Vec<(NodeId, Frame)> {
-        let mut frames = self.full;
-        frames.extend(self.open.into_iter().map(|(to, (frame, _))| (to, frame)));
-        frames
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::*;
-use crate::types::{Payload, Role};
+use crate::types::{Committed, InstallSnapshot, Payload, ReadReady, Role};
 use crate::wal::{MemoryStorage, Wal, WalOptions, mix};
 
 /// What a state machine has durably, in this toy: everything it applied.
@@ -50,6 +50,7 @@ struct World {
     reads: Vec<(NodeId, ReadReady)>,
     /// Apply, set snapshots and compact when a log grows beyond this.
     keep_entries: u64,
+    frames: u64,
 }
 
 fn world(seed: u64, count: u32) -> World {
@@ -79,6 +80,7 @@ fn world(seed: u64, count: u32) -> World {
         trace: Vec::new(),
         reads: Vec::new(),
         keep_entries: u64::MAX,
+        frames: 0,
     };
     (0..count).for_each(|i| world.start(i as usize));
     world
@@ -242,6 +244,7 @@ impl World {
         let from = self.nodes[i].id;
         self.nodes[i].queue.extend(turn.batch);
         for (to, frame) in turn.messages {
+            self.frames += 1;
             let is_lost = self.draw(100) < self.loss_percent || self.cut.contains(&(from, to));
             if !is_lost {
                 let due = now_ms + 1 + self.draw(5) * self.draw(5);
@@ -629,17 +632,86 @@ fn the_same_seed_gives_the_same_trace() {
 }
 
 #[test]
+fn a_founder_asks_again_when_the_others_are_created_later() {
+    let mut world = world(9, 3);
+    let group = PartitionId(1);
+    let voters = [NodeId(0), NodeId(1), NodeId(2)];
+    assert!(world.multi(0).create_group(group, &voters, &[], true));
+    assert!(!world.multi(0).is_durable(group));
+    world.run(300);
+    assert!(world.multi(0).is_durable(group));
+    for i in [1, 2] {
+        assert!(world.multi(i).create_group(group, &voters, &[], false));
+    }
+    world.run(200);
+    assert_eq!(world.leader(1), Some(0));
+}
+
+#[test]
 fn hundreds_of_idle_groups_cost_one_frame_per_node_and_heartbeat() {
     let mut world = world(8, 3);
     (1..=300).for_each(|group| world.found(group, &[0, 1, 2]));
     world.run(1000);
-    let mut frames = 0;
-    let syncs = world.nodes[0].disk.counts().0;
-    for _ in 0..1000 {
-        world.step();
-        frames += world.network.range((world.now_ms + 1, 0)..).count();
-        world.network.retain(|key, _| key.0 > world.now_ms);
-    }
-    let _ = frames;
+    let (syncs, frames) = (world.nodes[0].disk.counts().0, world.frames);
+    world.run(1000);
     assert_eq!(world.nodes[0].disk.counts().0, syncs, "an idle group flushes nothing");
+    // Ten heartbeats to each of two followers, and their answers.
+    assert!((30..=60).contains(&(world.frames - frames)), "{}", world.frames - frames);
+}
+
+fn refusal(group: RecoveredGroup, damaged: Vec<Damage>, start: GroupStart) -> Option<RecoverError> {
+    let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+    let id = group.group;
+    let recovered = Recovered { groups: vec![group], damaged, ..Recovered::default() };
+    let mut refused = multi.recover(recovered, &BTreeMap::from([(id, start)]), 0);
+    assert_eq!(multi.status(id).is_none(), !refused.is_empty());
+    assert!(!multi.create_group(id, &[NodeId(0)], &[], true), "what is on disk is in the way");
+    assert!(multi.remove_group(id));
+    let removed = multi.turn(0).batch.unwrap().records;
+    assert_eq!(removed.first(), Some(&Record::GroupRemoved { group: id }));
+    refused.pop().map(|(_, error)| error)
+}
+
+#[test]
+fn a_group_starts_only_if_log_and_state_machine_fit() {
+    let group = PartitionId(1);
+    let mark = LogPosition { term: 2, index: 10 };
+    let members = Members::new(&[NodeId(0), NodeId(1)], &[]);
+    let recovered =
+        RecoveredGroup { group, term: 2, commit: 10, mark, members, ..RecoveredGroup::default() };
+    let start = |applied, snapshot| GroupStart { applied, snapshot };
+    assert_eq!(refusal(recovered.clone(), vec![], start(10, None)), None);
+    assert!(matches!(
+        refusal(recovered.clone(), vec![], start(9, None)),
+        Some(RecoverError::StateTooOld { applied: 9, first: 10 })
+    ));
+    assert!(matches!(
+        refusal(recovered.clone(), vec![], start(12, None)),
+        Some(RecoverError::LogTooShort { applied: 12, last: 10 })
+    ));
+    let position = LogPosition { term: 3, index: 12 };
+    let snapshot = SnapshotDescriptor { position, members: recovered.members.clone() };
+    assert_eq!(refusal(recovered.clone(), vec![], start(12, Some(snapshot))), None);
+    let damage = Damage { group, vote_lost: true, ..Damage::default() };
+    assert!(matches!(
+        refusal(recovered, vec![damage], start(10, None)),
+        Some(RecoverError::Damaged(_))
+    ));
+}
+
+#[test]
+fn a_failed_log_silences_the_node() {
+    let mut world = world(10, 3);
+    let group = PartitionId(1);
+    world.found(1, &[0, 1, 2]);
+    world.run(300);
+    let now_ms = world.now_ms;
+    let multi = world.multi(0);
+    multi.log_failed();
+    assert_eq!(multi.propose(group, Bytes::from_static(b"x")), Err(ProposeError::LogFailed));
+    assert!(!multi.lease_valid(group, now_ms) && !multi.has_work());
+    world.until("another leader", |world| {
+        let status = world.multi(1).status(group).unwrap();
+        status.leader.is_some_and(|leader| leader != NodeId(0))
+    });
 }

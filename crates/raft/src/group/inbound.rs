@@ -1,0 +1,177 @@
+//! What comes in: messages of other nodes, and snapshots.
+
+use milpa_types::NodeId;
+use raft::eraftpb::{Message as Raw, MessageType};
+use raft::{ProgressState, SnapshotStatus, StateRole};
+
+use super::{Group, Install, Setting};
+use crate::convert::{raft_id, raft_snapshot, to_raft};
+use crate::message::{Body, Message};
+use crate::types::SnapshotDescriptor;
+
+/// How long a leader waits for a follower to say that it is fetching the snapshot it was offered.
+const SNAPSHOT_ANSWER_MS: u64 = 1000;
+
+impl Group {
+    /// Takes a message.
+    pub(crate) fn step(&mut self, from: NodeId, message: Message, setting: &Setting, now_ms: u64) {
+        let raft = &self.raw.raft;
+        let is_current = message.term >= raft.term;
+        match &message.body {
+            Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
+                return;
+            }
+            Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
+                self.leader_heard_ms = Some(now_ms);
+            }
+            Body::HeartbeatAnswer { stamp_ms, installing, .. }
+                if self.is_leader() && message.term == raft.term =>
+            {
+                // A stamp from the future was not ours.
+                if *stamp_ms <= now_ms {
+                    self.lease.answered(from, *stamp_ms);
+                }
+                self.watch_snapshot(from, *installing, now_ms);
+            }
+            Body::Snapshot(snapshot) => {
+                let snapshot = snapshot.clone();
+                self.offer(from, message.term, snapshot, now_ms);
+                return;
+            }
+            Body::SnapshotFailed => {
+                if self.is_leader() && message.term == raft.term {
+                    self.raw.report_snapshot(raft_id(from), SnapshotStatus::Failure);
+                }
+                return;
+            }
+            _ => {}
+        }
+        let Some(raw) = to_raft(from, self.node, message) else { return };
+        if let Some(raw) = self.sanitize(raw) {
+            // Refusals (a peer that is no member, a proposal dropped) need no answer.
+            let _ = self.raw.step(raw);
+            self.settle();
+        }
+    }
+
+    /// Whether the promise to the last leader, and to the one before a restart, has run out.
+    fn may_vote(&self, setting: &Setting, now_ms: u64) -> bool {
+        self.leader_heard_ms
+            .is_none_or(|heard| now_ms >= heard.saturating_add(setting.config.election_min_ms))
+    }
+
+    /// Keeps from the library what it would panic on, and what trips its known defects.
+    fn sanitize(&self, mut raw: Raw) -> Option<Raw> {
+        let raft = &self.raw.raft;
+        let last = raft.raft_log.last_index();
+        match raw.get_msg_type() {
+            MessageType::MsgHeartbeat if raw.term >= raft.term && raw.commit > last => {
+                // The leader believes that we have more than we do: our log lost entries that
+                // were durable, or the leader is not one. We cannot commit what we do not have.
+                tracing::error!(
+                    group = self.id.0,
+                    commit = raw.commit,
+                    last,
+                    "leader counts on entries that are not in this log"
+                );
+                raw.commit = last;
+            }
+            MessageType::MsgAppendResponse if raw.term == raft.term && self.is_leader() => {
+                if !raw.reject {
+                    return (raw.index <= last).then_some(raw);
+                }
+                let matched = raft.prs().get(raw.from)?.matched;
+                if raw.index <= matched {
+                    return None;
+                }
+                if raw.reject_hint < matched {
+                    (raw.reject_hint, raw.log_term) = (matched, 0);
+                }
+            }
+            MessageType::MsgTimeoutNow if self.has_undurable_log() => return None,
+            _ => {}
+        }
+        Some(raw)
+    }
+
+    /// Follower: the leader offers a snapshot. The library sees it when the owner has it.
+    fn offer(&mut self, from: NodeId, term: u64, snapshot: SnapshotDescriptor, now_ms: u64) {
+        if term < self.raw.raft.term {
+            return;
+        }
+        self.leader_heard_ms = Some(now_ms);
+        let log = &self.raw.raft.raft_log;
+        let is_needed = snapshot.position.index > log.committed
+            && !log.match_term(snapshot.position.index, snapshot.position.term)
+            && snapshot.members.contains(self.node);
+        let mut raw = Raw::default();
+        (raw.from, raw.to, raw.term) = (raft_id(from), raft_id(self.node), term);
+        if is_needed {
+            // For the library this was a heartbeat: it keeps us loyal while we fetch.
+            raw.set_msg_type(MessageType::MsgHeartbeat);
+            let index = snapshot.position.index;
+            let is_newer =
+                self.install.as_ref().is_none_or(|known| known.snapshot.position.index < index);
+            if is_newer {
+                self.install = Some(Install { from, snapshot, is_announced: false });
+            }
+        } else {
+            raw.set_msg_type(MessageType::MsgSnapshot);
+            raw.set_snapshot(raft_snapshot(&snapshot));
+        }
+        let _ = self.raw.step(raw);
+        self.settle();
+    }
+
+    /// Leader: a follower that was offered a snapshot must say that it fetches it.
+    fn watch_snapshot(&mut self, from: NodeId, installing: u64, now_ms: u64) {
+        let id = raft_id(from);
+        let Some(progress) = self.raw.raft.prs().get(id) else { return };
+        if progress.state != ProgressState::Snapshot || installing >= progress.pending_snapshot {
+            return;
+        }
+        let offered = self.offered_ms.get(&from).copied().unwrap_or(0);
+        if now_ms >= offered.saturating_add(SNAPSHOT_ANSWER_MS) {
+            self.raw.report_snapshot(id, SnapshotStatus::Failure);
+        }
+    }
+
+    pub(crate) fn snapshot_installed(&mut self, index: u64) {
+        let Some(install) = self.install.take() else { return };
+        if install.snapshot.position.index != index {
+            self.install = Some(install);
+            return;
+        }
+        // Whatever the library makes of it, the owner's state is there now.
+        self.floor = self.floor.max(index);
+        let raft = &mut self.raw.raft;
+        if raft.state != StateRole::Follower {
+            if raft.state == StateRole::Leader {
+                return;
+            }
+            let term = raft.term;
+            raft.become_follower(term, raft::INVALID_ID);
+        }
+        raft.restore(raft_snapshot(&install.snapshot));
+        if raft.leader_id != raft::INVALID_ID {
+            let mut answer = Raw::default();
+            answer.set_msg_type(MessageType::MsgAppendResponse);
+            (answer.from, answer.to, answer.term) = (raft.id, raft.leader_id, raft.term);
+            answer.index = raft.raft_log.committed;
+            raft.msgs.push(answer);
+        }
+        self.settle();
+    }
+
+    pub(crate) fn snapshot_failed(&mut self) {
+        if let Some(install) = self.install.take() {
+            let message = Message { term: self.raw.raft.term, body: Body::SnapshotFailed };
+            self.failures.push((install.from, message));
+        }
+    }
+
+    pub(crate) fn set_snapshot(&mut self, snapshot: SnapshotDescriptor) {
+        self.asked_ms.clear();
+        self.raw.mut_store().snapshot = Some(snapshot);
+    }
+}

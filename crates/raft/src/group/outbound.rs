@@ -1,0 +1,264 @@
+//! What goes out: records to the log, messages when they may go, committed entries to the owner.
+
+use raft::eraftpb::{ConfChangeV2, Entry, EntryType, Message as Raw, MessageType};
+
+use super::{Collected, Group, Pending, Setting, role_of};
+use crate::convert::{Change, Sending, from_raft, log_entry, members, node_of, some_node};
+use crate::types::{
+    Committed, InstallSnapshot, LogPosition, Payload, ReadReady, RoleChange, SnapshotDescriptor,
+    SnapshotWanted,
+};
+use crate::wal::Record;
+
+/// How long before an owner that set no snapshot is asked again.
+const SNAPSHOT_ASK_AGAIN_MS: u64 = 5000;
+
+impl Group {
+    /// The batch, and all before it, is durable. True if there is something to collect.
+    pub(crate) fn persisted(&mut self, batch: u64) -> bool {
+        let mut is_any = false;
+        while let Some(pending) = self.pending.pop_front_if(|pending| pending.batch <= batch) {
+            self.raw.on_persist_ready(pending.ready);
+            self.durable_hard = pending.hard;
+            self.released.extend(pending.messages);
+            if let Some(index) = pending.snapshot {
+                self.applied(index);
+            }
+            is_any = true;
+        }
+        is_any
+    }
+
+    pub(crate) fn has_work(&self) -> bool {
+        self.raw.has_ready()
+            || !self.released.is_empty()
+            || !self.queued.is_empty()
+            || !self.failures.is_empty()
+    }
+
+    /// Everything there is to do. `batch` is the number the records will go under.
+    pub(crate) fn collect(&mut self, batch: u64, setting: &Setting, now_ms: u64) -> Collected {
+        let mut out = Collected::default();
+        let mut ready_messages = Vec::new();
+        // A configuration that takes effect may give rise to more at once.
+        for _ in 0..4 {
+            if !self.raw.has_ready() {
+                break;
+            }
+            self.take_ready(batch, &mut out, &mut ready_messages);
+        }
+        self.take_queued(batch, &mut out);
+        ready_messages.append(&mut self.released);
+        self.send(ready_messages, &mut out, setting, now_ms);
+        self.applied(self.floor.min(self.delivered));
+        self.report_role(&mut out);
+        self.ask_for_snapshots(&mut out, now_ms);
+        if let Some(install) = self.install.as_mut().filter(|install| !install.is_announced) {
+            install.is_announced = true;
+            let (from, snapshot) = (install.from, install.snapshot.clone());
+            out.install = Some(InstallSnapshot { group: self.id, from, snapshot });
+        }
+        out
+    }
+
+    fn take_ready(&mut self, batch: u64, out: &mut Collected, now: &mut Vec<Raw>) {
+        let mut ready = self.raw.ready();
+        let number = ready.number();
+        let mut messages = ready.take_messages();
+        let mut waiting = ready.take_persisted_messages();
+        let before = out.records.len();
+        self.write_hard_state(&ready, out);
+        let snapshot = self.write_snapshot(&ready, out);
+        self.write_entries(ready.take_entries(), out);
+        out.reads.extend(ready.take_read_states().iter().filter_map(|read| {
+            let context = read.request_ctx.as_slice().try_into().ok()?;
+            let context = u64::from_le_bytes(context);
+            Some(ReadReady { group: self.id, context, index: read.index })
+        }));
+        let committed = ready.take_committed_entries();
+        self.raw.advance_append_async(ready);
+        let hard = (self.raw.store().hard_state.term, self.raw.store().hard_state.vote);
+        if hard != self.durable_hard {
+            waiting.append(&mut messages);
+        } else {
+            // These promise nothing about the log, so they need not wait for the disk; a disk
+            // that stalls for a moment must not cost the leader its majority.
+            let is_answer = |raw: &Raw| raw.get_msg_type() == MessageType::MsgHeartbeatResponse;
+            let (answers, rest) = waiting.into_iter().partition(is_answer);
+            (waiting, messages) = (rest, [messages, answers].concat());
+        }
+        let is_written = out.records.len() > before || !self.queued.is_empty();
+        match self.pending.back_mut() {
+            Some(back) if !is_written || back.batch == batch => {
+                (back.ready, back.hard) = (number, hard);
+                back.snapshot = back.snapshot.max(snapshot);
+                back.messages.append(&mut waiting);
+            }
+            None if !is_written => {
+                self.raw.on_persist_ready(number);
+                messages.append(&mut waiting);
+            }
+            _ => {
+                let pending = Pending { batch, ready: number, messages: waiting, hard, snapshot };
+                self.pending.push_back(pending);
+            }
+        }
+        now.append(&mut messages);
+        self.deliver(committed, out);
+    }
+
+    /// A new commit index alone is worth no flush: it goes with the next records.
+    fn write_hard_state(&mut self, ready: &raft::Ready, out: &mut Collected) {
+        if let Some(hard) = ready.hs() {
+            self.raw.mut_store().hard_state = hard.clone();
+            self.is_commit_unwritten = true;
+        }
+        let hard = &self.raw.store().hard_state;
+        let is_due = (hard.term, hard.vote) != self.written_hard
+            || self.is_commit_unwritten && (!ready.entries().is_empty() || !self.queued.is_empty());
+        if is_due {
+            let (term, vote, commit) = (hard.term, some_node(hard.vote), hard.commit);
+            self.written_hard = (term, hard.vote);
+            self.is_commit_unwritten = false;
+            out.records.push(Record::HardState { group: self.id, term, vote, commit });
+        }
+    }
+
+    fn write_snapshot(&mut self, ready: &raft::Ready, out: &mut Collected) -> Option<u64> {
+        let meta = ready.snapshot().get_metadata();
+        if meta.index == 0 {
+            return None;
+        }
+        let mark = LogPosition { term: meta.term, index: meta.index };
+        let members = members(meta.get_conf_state());
+        let snapshot = SnapshotDescriptor { position: mark, members: members.clone() };
+        self.raw.mut_store().restore(snapshot);
+        self.history.clear();
+        self.present = members.clone();
+        self.delivered = mark.index;
+        out.records.push(Record::Snapshot { group: self.id, mark, members });
+        Some(mark.index)
+    }
+
+    fn write_entries(&mut self, entries: Vec<Entry>, out: &mut Collected) {
+        let start = out.records.len();
+        let group = self.id;
+        let records = entries.iter().map(|raw| Record::Entry { group, entry: log_entry(raw) });
+        out.records.extend(records);
+        if let Some(from) = self.raw.mut_store().append(entries) {
+            out.records.insert(start, Record::Truncated { group, from });
+        }
+    }
+
+    /// Records that are not the library's: they come first in the group's part of the batch.
+    fn take_queued(&mut self, batch: u64, out: &mut Collected) {
+        if self.queued.is_empty() {
+            return;
+        }
+        let queued = std::mem::take(&mut self.queued);
+        out.records.splice(0..0, queued);
+        if self.pending.back().is_none_or(|back| back.batch != batch) {
+            let hard = &self.raw.store().hard_state;
+            let hard = (hard.term, hard.vote);
+            let ready = 0;
+            let pending = Pending { batch, ready, messages: Vec::new(), hard, snapshot: None };
+            self.pending.push_back(pending);
+        }
+    }
+
+    fn deliver(&mut self, entries: Vec<Entry>, out: &mut Collected) {
+        for entry in entries {
+            let position = LogPosition { term: entry.term, index: entry.index };
+            let payload = match entry.get_entry_type() {
+                EntryType::EntryNormal if entry.data.is_empty() => Payload::Empty,
+                EntryType::EntryNormal => Payload::Data(entry.data),
+                _ => self.change_members(position.index, &entry.context, entry.data.is_empty()),
+            };
+            self.delivered = position.index;
+            if position.index > self.floor {
+                out.committed.push(Committed { position, payload });
+            }
+        }
+    }
+
+    /// A configuration takes effect. One that is refused is refused by every member, as it
+    /// depends on nothing but the log.
+    fn change_members(&mut self, index: u64, context: &[u8], is_leave: bool) -> Payload {
+        let change = if is_leave && context.is_empty() {
+            Some(Change::default())
+        } else {
+            postcard::from_bytes::<Change>(context).ok()
+        };
+        let Some(change) = change else { return Payload::Empty };
+        let raw: ConfChangeV2 = change.to_raft();
+        match self.raw.apply_conf_change(&raw) {
+            Ok(state) => {
+                let members = members(&state);
+                self.present = members.clone();
+                self.history.push_back((index, members.clone()));
+                Payload::Members { members, context: change.context.into() }
+            }
+            Err(error) => {
+                tracing::warn!(group = self.id.0, index, %error, "configuration change refused");
+                Payload::Empty
+            }
+        }
+    }
+
+    fn send(&mut self, raws: Vec<Raw>, out: &mut Collected, setting: &Setting, now_ms: u64) {
+        let installing = self.install.as_ref().map_or(0, |install| install.snapshot.position.index);
+        let message_bytes_max = setting.config.message_bytes_max;
+        let sending = Sending { now_ms, installing, message_bytes_max };
+        for mut raw in raws {
+            self.anchor(&mut raw);
+            let to = node_of(raw.to);
+            if raw.get_msg_type() == MessageType::MsgSnapshot {
+                self.offered_ms.insert(to, now_ms);
+            }
+            out.messages.extend(from_raft(raw, &sending).into_iter().map(|message| (to, message)));
+        }
+        out.messages.append(&mut self.failures);
+    }
+
+    /// Batching puts entries into an append that waits to be sent. If that one was empty (it only
+    /// told the commit index), the library does not check that they follow its position, and they
+    /// may not when the follower's progress was reset in between.
+    fn anchor(&self, raw: &mut Raw) {
+        let Some(first) = raw.get_entries().first().map(|entry| entry.index) else { return };
+        if raw.get_msg_type() != MessageType::MsgAppend || raw.index + 1 == first {
+            return;
+        }
+        let log = &self.raw.raft.raft_log;
+        match log.term(first - 1) {
+            Ok(term) if first >= log.first_index() => {
+                (raw.index, raw.log_term) = (first - 1, term);
+            }
+            _ => raw.mut_entries().clear(),
+        }
+    }
+
+    fn report_role(&mut self, out: &mut Collected) {
+        let raft = &self.raw.raft;
+        let role = RoleChange {
+            group: self.id,
+            role: role_of(raft.state),
+            term: raft.term,
+            leader: some_node(raft.leader_id),
+        };
+        if self.reported.as_ref() != Some(&role) {
+            self.reported = Some(role.clone());
+            out.role = Some(role);
+        }
+    }
+
+    fn ask_for_snapshots(&mut self, out: &mut Collected, now_ms: u64) {
+        let wanted = self.raw.store().wanted.take();
+        for follower in wanted {
+            let asked = self.asked_ms.get(&follower).copied();
+            if asked.is_none_or(|asked| now_ms >= asked.saturating_add(SNAPSHOT_ASK_AGAIN_MS)) {
+                self.asked_ms.insert(follower, now_ms);
+                out.snapshots_wanted.push(SnapshotWanted { group: self.id, follower });
+            }
+        }
+    }
+}
