@@ -174,23 +174,27 @@ impl Partition {
         }
     }
 
-    /// Takes a link away from an inode that is no directory. Without the last one it is deleted,
-    /// unless the session `held` lives: then it waits for its release.
+    /// Takes a link away from an inode that is no directory. The session `held`, if it lives,
+    /// holds the inode from now on, also while other links remain: whoever takes the last one, the
+    /// holder keeps its open file. Without links and holders the inode is deleted.
     pub(crate) fn drop_link(&mut self, inode: InodeId, held: Option<SessionId>, now: Timestamp) {
         let Some(mut record) = self.tables.inodes.get(&inode) else {
             return;
         };
         record.link_count = record.link_count.saturating_sub(1);
         record.changed = now;
-        let holder = held.filter(|session| self.tables.sessions.contains(session));
-        match holder {
-            None if record.link_count == 0 => self.delete_inode(inode),
-            Some(session) if record.link_count == 0 => {
-                self.tables.inodes.insert(&inode, &record);
-                self.tables.held.insert(&(inode, session), &());
-            }
-            _ => self.tables.inodes.insert(&inode, &record),
+        if let Some(session) = held.filter(|session| self.tables.sessions.contains(session)) {
+            self.tables.held.insert(&(inode, session), &());
         }
+        if record.link_count > 0 || self.is_held(inode) {
+            self.tables.inodes.insert(&inode, &record);
+        } else {
+            self.delete_inode(inode);
+        }
+    }
+
+    fn is_held(&self, inode: InodeId) -> bool {
+        self.tables.held.range(&inode).next().is_some_and(|(key, ())| key.0 == inode)
     }
 
     /// Removes an inode; its bytes go to the free list.
@@ -209,9 +213,8 @@ impl Partition {
         if !self.tables.held.remove(&(inode, session)) {
             return;
         }
-        let others = self.tables.held.range(&inode).take_while(|(key, ())| key.0 == inode).count();
-        let unlinked = self.tables.inodes.get(&inode).is_some_and(|record| record.link_count == 0);
-        if others == 0 && unlinked {
+        let record = self.tables.inodes.get(&inode);
+        if record.is_some_and(|record| record.link_count == 0) && !self.is_held(inode) {
             self.delete_inode(inode);
         }
     }

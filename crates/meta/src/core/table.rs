@@ -219,7 +219,7 @@ pub(crate) struct Tables {
     pub ended_sessions: Table<SessionId, u64>,
     /// The request-id table.
     pub answers: Table<(SessionId, Number), Answer>,
-    /// Unlinked inodes and the session that has each open.
+    /// Inodes of which a session has removed a name while it had them open.
     pub held: Table<(InodeId, SessionId), ()>,
     /// Operations that this partition coordinates.
     pub operations: Table<OperationId, Operation>,

@@ -1,7 +1,7 @@
 //! Leases, requests that are applied once, held inodes and offers.
 
 use milpa_types::{AttributeChanges, FreedRange};
-use milpa_wire::meta::{ExtentOffer, Verdict};
+use milpa_wire::meta::{ExtentOffer, OperationId, Step, Verdict};
 
 use super::*;
 
@@ -94,15 +94,54 @@ fn an_unlinked_file_lives_while_its_holder_does() {
     }
 }
 
+/// The holder unlinks one name, somebody else the last one: the holder's file stays open.
 #[test]
-fn holding_a_file_that_has_other_links_holds_nothing() {
-    let mut solo = Solo::new();
-    let file = solo.make(ROOT, "f", FileKind::File);
-    solo.entry(MetaWrite::Link { inode: file, parent: ROOT, name: name("g") });
-    solo.write(MetaWrite::Unlink { parent: ROOT, name: name("f"), held: true }).unwrap();
-    assert_eq!(solo.partition.statistics().held, 0);
-    solo.write(MetaWrite::Release { inode: file }).unwrap();
-    assert_eq!(solo.stat(file).unwrap().link_count, 1);
+fn a_holder_keeps_its_file_whoever_takes_the_last_link() {
+    for released_before in [false, true] {
+        let mut solo = Solo::new();
+        solo.open(OTHER);
+        let file = solo.make(ROOT, "f", FileKind::File);
+        solo.entry(MetaWrite::Link { inode: file, parent: ROOT, name: name("g") });
+        solo.write(MetaWrite::Unlink { parent: ROOT, name: name("f"), held: true }).unwrap();
+        if released_before {
+            solo.write(MetaWrite::Release { inode: file }).unwrap();
+            assert_eq!(solo.stat(file).unwrap().link_count, 1, "a link remains");
+        }
+        solo.write_as(OTHER, unlink(ROOT, "g")).unwrap();
+        assert_eq!(solo.stat(file).is_ok(), !released_before);
+        solo.write(MetaWrite::Release { inode: file }).unwrap();
+        assert_eq!(solo.stat(file), Err(MetaError::Stale));
+        assert_eq!(solo.partition.statistics().held, 0);
+    }
+}
+
+/// A file elsewhere that a client unlinks while open: its session may never have been opened
+/// there. It holds; it may not write, and if it has ended it holds nothing.
+#[test]
+fn a_session_may_hold_where_it_was_never_opened() {
+    for ended in [false, true] {
+        let mut solo = Solo { partition: partition(1), sequence: 0 };
+        let step = |solo: &mut Solo, index, step| {
+            let operation = OperationId { partition: PartitionId(100), index };
+            solo.apply(&Command::Participate { operation, now: Timestamp(1), step })
+        };
+        let inode = new_inode(FileKind::File);
+        step(&mut solo, 1, Step::PrepareInode { inode, parent: ROOT });
+        step(&mut solo, 1, Step::Finish);
+        let inode = MetaSlot(1).first_inode();
+        assert_eq!(solo.stat(inode).unwrap().link_count, 1);
+        if ended {
+            solo.apply(&Command::ExpireSession { session: ME });
+        }
+        step(&mut solo, 2, Step::DropLink { inode, held: Some(ME) });
+        assert_eq!(solo.stat(inode).unwrap().link_count, 1, "nothing before the commit");
+        step(&mut solo, 2, Step::Finish);
+        assert_eq!(solo.stat(inode).is_err(), ended);
+        assert_eq!(solo.partition.has_session(ME), !ended, "its lease is watched");
+        assert_eq!(solo.write(MetaWrite::Release { inode }), Err(MetaError::UnknownSession));
+        solo.apply(&Command::ExpireSession { session: ME });
+        assert_eq!(solo.stat(inode), Err(MetaError::Stale));
+    }
 }
 
 #[test]
