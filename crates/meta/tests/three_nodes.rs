@@ -381,3 +381,41 @@ fn bytes_are_forgotten_when_every_replica_has_freed_them() {
     let freed = data_nodes[1].freed();
     assert!(freed.iter().all(|r| r.partition == partition && r.extent == ExtentId(7)), "{freed:?}");
 }
+
+/// How long one create takes, and how many a second many clients get.
+#[test]
+#[ignore = "a measurement: cargo test --release -p milpa-meta --test three_nodes latency -- --ignored --nocapture"]
+fn latency_of_a_create() {
+    let cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    let mut took: Vec<Duration> = Vec::new();
+    for n in 0..2_000 {
+        let began = Instant::now();
+        client.create(&cluster, &format!("f{n:05}"));
+        took.push(began.elapsed());
+    }
+    took.sort();
+    println!("one client: p50 {:?}, p99 {:?}, max {:?}", took[1_000], took[1_980], took[1_999]);
+
+    const CLIENTS: usize = 16;
+    const EACH: usize = 1_000;
+    let began = Instant::now();
+    std::thread::scope(|scope| {
+        for c in 0..CLIENTS {
+            let cluster = &cluster;
+            scope.spawn(move || {
+                let mut client = cluster.client();
+                client.open_session(cluster, 1);
+                (0..EACH).for_each(|n| drop(client.create(cluster, &format!("c{c}-{n}"))));
+            });
+        }
+    });
+    let rate = (CLIENTS * EACH) as f64 / began.elapsed().as_secs_f64();
+    println!("{CLIENTS} clients: {rate:.0} creates a second");
+    let began = Instant::now();
+    for n in 0..2_000 {
+        client.lookup(&cluster, InodeId::ROOT, &format!("f{n:05}")).unwrap();
+    }
+    println!("lookup: {:?} each", began.elapsed() / 2_000);
+}
