@@ -1,5 +1,6 @@
 //! Three nodes with real files, real threads and the loop of the crate's documentation, joined by
 //! channels instead of sockets.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::path::Path;
