@@ -13,8 +13,12 @@ use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
 pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), StoreError> {
     debug_assert!(HEADER_OFFSET == EXTENT_BYTES_MAX, "the header lies behind the capacity");
     store.disk.check()?;
-    if lock(&store.freed).is_removed(new.id) {
-        return Err(StoreError::Removed);
+    {
+        let mut freed = lock(&store.freed);
+        if freed.is_removed(new.id) {
+            return Err(StoreError::Removed);
+        }
+        freed.begin(store, new.id)?;
     }
     let path = extent_path(&store.directory, new.id);
     let file = store.disk.files().create(&path).map_err(|error| match error.kind() {

@@ -181,6 +181,11 @@ impl Extent {
         self.removed.store(true, Ordering::SeqCst);
     }
 
+    /// Whether a flush has completed since the extent was created or read from disk.
+    pub(super) fn is_settled(&self) -> bool {
+        !lock(&self.turn).unsettled
+    }
+
     /// Waits for the turn.
     pub(super) fn take_turn(&self) -> Result<TurnGuard<'_>, StoreError> {
         let mut turn = lock(&self.turn);

@@ -25,17 +25,19 @@ pub(super) fn flush(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
 
 /// Flushes one extent, unless nothing changed since its last flush.
 pub(super) fn flush_extent(store: &ExtentStore, extent: &Arc<Extent>) -> Result<(), StoreError> {
-    if !extent.state().is_dirty() {
+    let is_dirty = extent.state().is_dirty();
+    if !is_dirty && extent.is_settled() {
         return Ok(());
     }
-    match extent.take_flush_turn(&store.disk)? {
-        None => Ok(()),
-        Some(turn) => {
-            run(store, extent, &turn)?;
-            turn.flush_done();
-            Ok(())
-        }
+    let Some(turn) = extent.take_flush_turn(&store.disk)? else { return Ok(()) };
+    if is_dirty {
+        run(store, extent, &turn)?;
+    } else {
+        // Left behind by a process that died: whole, but perhaps not yet on the disk.
+        turn.sync(&store.disk, &*store.file(extent)?)?;
     }
+    turn.flush_done();
+    Ok(())
 }
 
 /// One flush: the header that describes the end, everything with it to the disk, then the header

@@ -371,5 +371,5 @@ mod tests {
         assert_eq!(SLOTS_OFFSET, 268_436_480);
     }
 
-    const GOLDEN: (u64, u64, u32) = (0, 0, 0);
+    const GOLDEN: (u64, u64, u32) = (0x197c_1000_f662_9fb3, 0xaa2e_3000_1ba9_3634, 0x799e_d476);
 }

@@ -15,7 +15,7 @@
 //!
 //! The file is written ahead with zeros, so that freeing space works on a full disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -92,6 +92,9 @@ pub(super) struct FreedLog {
     removed: Ranges,
     /// Records that a full disk kept out; they go first next time.
     pending: Vec<Record>,
+    /// Extents that a crash took away whole while the log has dead ranges of them. Made again, by
+    /// repair, they must not inherit those.
+    stale: BTreeSet<ExtentId>,
 }
 
 /// What the log says when a partition is opened.
@@ -121,8 +124,8 @@ impl FreedLog {
         };
         let capacity = file.length()? / RECORD_BYTES as u64;
         let removed = Ranges::default();
-        let pending = Vec::new();
-        let log = FreedLog { partition, path, file, next: 0, capacity, removed, pending };
+        let (pending, stale) = (Vec::new(), BTreeSet::new());
+        let log = FreedLog { partition, path, file, next: 0, capacity, removed, pending, stale };
         let mut loaded = Loaded { log, dead: BTreeMap::new(), damaged_records: 0 };
         loaded.replay()?;
         Ok(loaded)
@@ -131,6 +134,20 @@ impl FreedLog {
     /// Whether an extent of this id was removed.
     pub(super) fn is_removed(&self, id: ExtentId) -> bool {
         self.removed.run_at(id.0).is_some()
+    }
+
+    /// Notes that the log has dead ranges of an extent that is not there.
+    pub(super) fn note_stale(&mut self, id: ExtentId) {
+        self.stale.insert(id);
+    }
+
+    /// Forgets, durably, what the log says of an earlier life of an extent.
+    pub(super) fn begin(&mut self, store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+        if self.stale.contains(&id) {
+            self.append(store, &[Record::Cut { extent: id, end: 0 }])?;
+            self.stale.remove(&id);
+        }
+        Ok(())
     }
 
     /// The highest removed id below `end`.

@@ -6,7 +6,7 @@
 //! prefix survives, as with a journal. Calls can be made to fail. Every choice comes from the
 //! seed that the test gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -46,6 +46,8 @@ type Page = Vec<Arc<[u8; PAGE]>>;
 #[derive(Default)]
 struct Content {
     pages: BTreeMap<u64, Page>,
+    /// Pages that became holes, to be given back when that is durable.
+    punched: BTreeSet<u64>,
     length: u64,
 }
 
@@ -157,7 +159,10 @@ impl MemoryFiles {
         disk.names = disk.durable_names.clone();
         let mode = random.below(4);
         for file in disk.names.values() {
-            for page in lock(file).pages.values_mut() {
+            let mut content = lock(file);
+            // A hole that was not durable is a page again.
+            content.punched.clear();
+            for page in content.pages.values_mut() {
                 let survivor = match mode {
                     0 => page.first().cloned(),
                     1 => page.last().cloned(),
@@ -340,6 +345,7 @@ impl StoreFile for MemoryFile {
                 self.reserve(1)?;
             }
             let mut content = lock(&self.file);
+            content.punched.remove(&number);
             let page = content.pages.entry(number).or_insert_with(zero_page);
             let mut state = page.last().map_or([0; PAGE], |state| **state);
             if let Some(target) = state.get_mut(within..within + now.len()) {
@@ -370,8 +376,14 @@ impl StoreFile for MemoryFile {
                 page.drain(..states - 1);
             }
         }
-        // A punched page is given back when no state of it holds anything.
-        content.pages.retain(|_, page| page.iter().any(|state| **state != [0; PAGE]));
+        let Content { pages, punched, .. } = &mut *content;
+        punched.retain(|number| {
+            let is_hole = pages.get(number).is_some_and(|page| page.len() == 1);
+            if is_hole {
+                pages.remove(number);
+            }
+            !is_hole
+        });
         Ok(())
     }
 
@@ -379,13 +391,17 @@ impl StoreFile for MemoryFile {
         let mut content = self.content(Call::Write)?;
         let end = offset.saturating_add(length);
         let first = offset / PAGE as u64;
-        for (number, page) in content.pages.range_mut(first..=end.saturating_sub(1) / PAGE as u64) {
+        let Content { pages, punched, .. } = &mut *content;
+        for (number, page) in pages.range_mut(first..=end.saturating_sub(1) / PAGE as u64) {
             let start = number * PAGE as u64;
             let mut state = page.last().map_or([0; PAGE], |state| **state);
             let low = offset.saturating_sub(start) as usize;
             let high = (end - start).min(PAGE as u64) as usize;
             if let Some(hole) = state.get_mut(low..high) {
                 hole.fill(0);
+            }
+            if high - low == PAGE {
+                punched.insert(*number);
             }
             page.push(Arc::new(state));
         }

@@ -441,6 +441,11 @@ impl ExtentStore {
         })
     }
 
+    /// Makes the extent's name durable, if it is not.
+    fn sync_entry(&self, extent: &Extent) -> Result<(), StoreError> {
+        self.entries.sync(extent.entry, &self.disk, &self.directory)
+    }
+
     fn all_extents(&self) -> Vec<Arc<Extent>> {
         read_lock(&self.extents).values().cloned().collect()
     }

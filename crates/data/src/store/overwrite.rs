@@ -78,6 +78,7 @@ fn mark(
     marked.overwritten = true;
     turn.write_header(&store.disk, file, &marked, false)?;
     turn.sync(&store.disk, file)?;
+    store.sync_entry(extent)?;
     let mut state = extent.state();
     state.overwritten = true;
     state.floor = marked.flushed;

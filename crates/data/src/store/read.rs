@@ -44,12 +44,16 @@ pub(super) fn read_for_repair(
             return Err(StoreError::Shorter { length: state.length });
         }
         let end = state.length.min(offset.saturating_add(length));
-        let is_freed = |block: &u64| state.is_freed(*block);
+        // Holes are whole blocks within the range; parts of freed blocks travel as zeros.
+        let is_hole = |block: &u64| {
+            let (start, block_end) = (block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
+            start >= offset && block_end <= end && state.is_freed(*block)
+        };
         let blocks = offset / BLOCK_BYTES..block_count(end);
-        let live = blocks.clone().find(|block| !is_freed(block)).unwrap_or(blocks.end);
+        let live = blocks.clone().find(|block| !is_hole(block)).unwrap_or(blocks.end);
         let start = (live * BLOCK_BYTES).clamp(offset, end);
         let cap = end.min(start + TRANSFER_BYTES_MAX as u64);
-        let hole = (live..block_count(cap)).find(is_freed);
+        let hole = (live..block_count(cap)).find(is_hole);
         (start, hole.map_or(cap, |block| block * BLOCK_BYTES).max(start))
     };
     let stored = read_range(store, &extent, &file, start, (end - start) as usize)?;

@@ -102,9 +102,12 @@ pub(super) fn open(
             files.remove(&path).map_err(failed("remove", &path))?;
             continue;
         }
-        let dead = dead.remove(&id).unwrap_or_default();
-        match recover_extent(&store, id, dead) {
-            Ok(Found::Extent(found)) => report.extents.push(found),
+        let known_dead = dead.get(&id).cloned().unwrap_or_default();
+        match recover_extent(&store, id, known_dead) {
+            Ok(Found::Extent(found)) => {
+                dead.remove(&id);
+                report.extents.push(found);
+            }
             Ok(Found::NeverFlushed) => {
                 files.remove(&path).map_err(failed("remove", &path))?;
                 report.vanished.push(id);
@@ -117,6 +120,9 @@ pub(super) fn open(
         }
     }
     store.unreadable.clone_from(&report.unreadable);
+    for id in dead.into_keys() {
+        lock(&store.freed).note_stale(id);
+    }
     Ok((store, report))
 }
 
@@ -304,7 +310,9 @@ impl Scan<'_> {
     /// How many bytes of a block are valid: the longest candidate that verifies.
     fn valid_bytes(&self, block: u64, raw: u64, bytes: &[u8]) -> usize {
         let start = block * BLOCK_BYTES;
-        if self.dead.covers(start, start + bytes.len() as u64) {
+        // Freed bytes were there and are perhaps punched: their number is all that counts.
+        let dead = self.dead.run_at(start).map_or(0, |(_, end)| (end - start) as usize);
+        if dead >= bytes.len() {
             return bytes.len();
         }
         let slot = match Slot::decode(raw, self.place, block) {
@@ -318,7 +326,7 @@ impl Scan<'_> {
         let verifies = |(crc, length): &(u32, usize)| {
             bytes.get(..*length).is_some_and(|prefix| crc32c(prefix) == *crc)
         };
-        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
+        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0).max(dead)
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;

@@ -44,6 +44,7 @@ pub(super) fn seal(store: &ExtentStore, id: ExtentId, length: u64) -> Result<(),
         sealed.committed = sealed.committed.min(length);
         turn.write_header(&store.disk, &file, &sealed, true)?;
         turn.sync(&store.disk, &file)?;
+        store.sync_entry(&extent)?;
         adopt_length(&extent, length, tail_crc);
         writer.needs_cut = true;
         clear_beyond_end(store, &extent, &file, &mut writer)?;

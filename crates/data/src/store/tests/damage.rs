@@ -1,0 +1,136 @@
+//! Bit rot, misdirected writes, stale files: noticed, never served.
+
+use milpa_types::BLOCK_BYTES;
+use proptest::prelude::*;
+
+use super::super::format::{HEADER_OFFSET, slot_offset};
+use super::*;
+
+/// An extent of five blocks with a freed one, flushed.
+fn built() -> (World, Vec<u8>) {
+    let world = World::with_extent();
+    let mut bytes = pattern(1, 18_000);
+    world.append(&bytes).unwrap();
+    world.free(4_096, 4_096);
+    bytes[4_096..8_192].fill(0);
+    world.flush().unwrap();
+    (world, bytes)
+}
+
+/// Every read gives the right bytes or an error.
+fn check_reads(world: &World, bytes: &[u8]) -> Vec<u64> {
+    let held = world.length(LARGE).min(bytes.len() as u64);
+    let mut damaged = Vec::new();
+    for (block, piece) in bytes[..held as usize].chunks(BLOCK_BYTES as usize).enumerate() {
+        match world.read(block as u64 * BLOCK_BYTES, piece.len()) {
+            Ok(read) => assert_eq!(read, piece, "block {block}"),
+            Err(StoreError::Corrupt { block }) => damaged.push(block),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    damaged
+}
+
+proptest! {
+    #[test]
+    fn a_flipped_bit_of_live_data_is_noticed(at in 0..18_000u64, bit in 0..8u8, restart: bool) {
+        let (mut world, bytes) = built();
+        world.files.flip_bit(&world.path(), at, bit).unwrap();
+        if restart {
+            world = world.kill();
+            prop_assert_eq!(world.length(LARGE), 18_000, "flushed bytes are never cut");
+        }
+        let block = at / BLOCK_BYTES;
+        let expected = if block == 1 { vec![] } else { vec![block] };
+        prop_assert_eq!(&check_reads(&world, &bytes), &expected);
+        prop_assert_eq!(&world.store.verify(LARGE, 0, 100).unwrap().damaged, &expected);
+        if let Some(block) = expected.first() {
+            repair(&world, &bytes, *block);
+            prop_assert!(check_reads(&world, &bytes).is_empty());
+            world.flush().unwrap();
+            let world = world.crash(at + 1);
+            prop_assert!(check_reads(&world, &bytes).is_empty());
+            prop_assert_eq!(world.length(LARGE), 18_000);
+        }
+    }
+
+    #[test]
+    fn a_flipped_bit_of_the_checksums_or_headers_serves_nothing_wrong(
+        at in 0..1_064u64,
+        bit in 0..8u8,
+    ) {
+        let (world, bytes) = built();
+        world.files.flip_bit(&world.path(), HEADER_OFFSET + at, bit).unwrap();
+        let world = world.kill();
+        prop_assert_eq!(world.length(LARGE), 18_000);
+        prop_assert!(check_reads(&world, &bytes).len() <= 1);
+    }
+}
+
+fn repair(world: &World, bytes: &[u8], block: u64) {
+    let start = block * BLOCK_BYTES;
+    let end = bytes.len().min((start + BLOCK_BYTES) as usize);
+    let good = &bytes[start as usize..end];
+    let sums = checksums_of(good);
+    world.store.repair_blocks(LARGE, start, good, Checksums::of_payload(&sums)).unwrap();
+}
+
+/// F6: a block's bytes and even its checksum slot written to another block's place.
+#[test]
+fn a_misdirected_write_is_noticed_at_both_victims() {
+    let (world, _) = built();
+    let file = super::super::files::StoreFiles::open(&world.files, &world.path()).unwrap();
+    let (mut data, mut slot) = ([0; 4096], [0; 8]);
+    file.read_at(&mut data, 0).unwrap();
+    file.read_at(&mut slot, slot_offset(0)).unwrap();
+    file.write_at(&data, 2 * BLOCK_BYTES).unwrap();
+    let world = world.kill();
+    assert!(matches!(world.read(8_192, 1), Err(StoreError::Corrupt { block: 2 })), "data alone");
+    file.write_at(&slot, slot_offset(2)).unwrap();
+    let world = world.kill();
+    assert!(matches!(world.read(8_192, 1), Err(StoreError::Corrupt { block: 2 })), "data and slot");
+}
+
+/// F4: a disk that confirmed a write and lost it; zeros or an old state come back.
+#[test]
+fn a_lost_write_is_noticed() {
+    let (world, bytes) = built();
+    let file = super::super::files::StoreFiles::open(&world.files, &world.path()).unwrap();
+    file.write_at(&[0; 4096], 8_192).unwrap();
+    assert_eq!(check_reads(&world, &bytes), [2]);
+    let world = world.kill();
+    assert_eq!(check_reads(&world, &bytes), [2]);
+    assert_eq!(world.length(LARGE), 18_000);
+}
+
+/// A header that is gone while data is there is damage, not an extent that was never flushed.
+#[test]
+fn an_extent_without_a_readable_header_is_kept_and_not_served() {
+    let (world, _) = built();
+    for slot in 0..2 {
+        world.files.flip_bit(&world.path(), HEADER_OFFSET + slot * 512 + 70, 3).unwrap();
+    }
+    let world = world.kill();
+    assert_eq!(world.report.unreadable, [LARGE]);
+    assert!(matches!(world.read(0, 1), Err(StoreError::NoExtent)));
+    assert!(matches!(world.store.create_extent(new_extent(LARGE)), Err(StoreError::Exists)));
+    assert_eq!(world.store.highest_id(false), Some(LARGE));
+    world.free(0, u64::MAX);
+    assert_eq!(world.kill().report.unreadable, []);
+}
+
+/// The block at the flushed end, damaged: reported, kept, not served, and appends do not hide it.
+#[test]
+fn a_damaged_last_block_stays_damaged_until_repaired() {
+    let (world, bytes) = built();
+    world.files.flip_bit(&world.path(), 17_000, 1).unwrap();
+    let world = world.kill();
+    assert_eq!(world.report.extents[0].damaged, [4]);
+    assert_eq!(world.length(LARGE), 18_000);
+    world.append(&pattern(5, 10)).unwrap();
+    assert!(matches!(world.read(17_999, 5), Err(StoreError::Corrupt { block: 4 })));
+    let mut whole = bytes;
+    whole.extend(pattern(5, 10));
+    repair(&world, &whole, 4);
+    assert_eq!(world.read(0, 18_010).unwrap(), whole);
+}

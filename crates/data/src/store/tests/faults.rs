@@ -1,0 +1,196 @@
+//! Failing calls: full disks, EIO at every call, the fence.
+
+use std::sync::Barrier;
+
+use super::super::memory_files::{Call, Fault};
+use super::*;
+
+const EIO: i32 = 5;
+const ENOSPC: i32 = 28;
+
+/// Story: after a failed fsync Linux marks the pages clean; a second fsync succeeds although the
+/// bytes are lost (fsyncgate). So there is no second one.
+#[test]
+fn after_a_failed_flush_nothing_is_written_or_flushed_again() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 10_000)).unwrap();
+    world.files.fail(Fault { call: Call::Sync, after: 0, errno: EIO });
+    assert!(matches!(world.flush(), Err(StoreError::DiskFailed)));
+    assert!(world.disk.is_fenced());
+    let (syncs, writes) = (world.files.syncs(), world.files.writes());
+    assert!(matches!(world.flush(), Err(StoreError::DiskFailed)));
+    assert!(matches!(world.append(&[1]), Err(StoreError::DiskFailed)));
+    assert!(matches!(world.overwrite(0, &[1]), Err(StoreError::DiskFailed)));
+    assert!(matches!(world.store.seal(LARGE, 1), Err(StoreError::DiskFailed)));
+    let freed = Freed { extent: LARGE, offset: 0, length: 10_000 };
+    assert!(matches!(world.store.free(&[freed]), Err(StoreError::DiskFailed)));
+    let created = world.store.create_extent(new_extent(ExtentId(8)));
+    assert!(matches!(created, Err(StoreError::DiskFailed)));
+    assert_eq!(world.read(0, 10_000).unwrap(), pattern(1, 10_000), "verified bytes still serve");
+    drop(world.store);
+    assert_eq!((world.files.syncs(), world.files.writes()), (syncs, writes));
+}
+
+/// EIO at the n-th write or flush, for every n of a small life: the disk is fenced, no operation
+/// reports success that a crash then takes back.
+#[test]
+fn an_error_at_any_call_fences_and_loses_nothing_that_was_flushed() {
+    let mut reached = 0;
+    for call in [Call::Write, Call::Sync] {
+        for after in 0..60 {
+            let world = World::with_extent();
+            world.files.fail(Fault { call, after, errno: EIO });
+            let mut flushed = 0;
+            let outcome = live(&world, &mut flushed);
+            reached += u32::from(outcome.is_err());
+            assert_eq!(outcome.is_err(), world.disk.is_fenced(), "{call:?} {after}: {outcome:?}");
+            for seed in 1..4 {
+                let files = world.files.clone();
+                files.cut_power(seed);
+                let world = World::on(files);
+                let held = world.length(LARGE);
+                assert!(held >= flushed, "{call:?} {after}: {held} of {flushed}");
+                if held == 0 {
+                    // Never flushed, it may be gone as a whole.
+                    continue;
+                }
+                let expected = pattern(1, 40_000);
+                assert_eq!(world.read(0, held as usize).unwrap(), expected[..held as usize]);
+            }
+        }
+    }
+    assert!(reached > 20, "only {reached} of the faults were reached");
+}
+
+/// A short life; notes how much a flush has confirmed.
+fn live(world: &World, flushed: &mut u64) -> Result<(), StoreError> {
+    let bytes = pattern(1, 40_000);
+    for piece in [0..100, 100..5_000, 5_000..12_288, 12_288..30_000] {
+        world.append(&bytes[piece.clone()])?;
+        world.flush()?;
+        *flushed = piece.end as u64;
+    }
+    world.append(&bytes[30_000..])?;
+    *flushed = 29_000;
+    world.store.seal(LARGE, 29_000)?;
+    world.store.create_extent(new_extent(ExtentId(8)))?;
+    world.store.flush(&[(ExtentId(8), 0)])
+}
+
+#[test]
+fn a_full_disk_leaves_the_extent_as_it_was() {
+    for after in 0..2 {
+        let world = World::with_extent();
+        world.append(&pattern(1, 5_000)).unwrap();
+        world.files.fail(Fault { call: Call::Write, after, errno: ENOSPC });
+        assert!(matches!(world.append(&pattern(2, 9_000)), Err(StoreError::NoSpace)));
+        assert!(!world.disk.is_fenced());
+        assert_eq!(world.length(LARGE), 5_000);
+        assert_eq!(world.read(0, 5_000).unwrap(), pattern(1, 5_000));
+        world.append(&pattern(3, 100)).unwrap();
+        world.flush().unwrap();
+        let world = world.crash(after + 1);
+        assert_eq!(world.length(LARGE), 5_100, "nothing of the failed append came back");
+        assert_eq!(world.read(5_000, 100).unwrap(), pattern(3, 100));
+    }
+}
+
+#[test]
+fn deletes_and_restarts_work_on_a_full_disk() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 100_000)).unwrap();
+    world.flush().unwrap();
+    world.files.set_capacity(Some(world.files.pages_used()));
+    assert!(matches!(world.append(&pattern(1, 100_000)), Err(StoreError::NoSpace)));
+    let world = world.crash(1);
+    assert_eq!(world.read(0, 100_000).unwrap(), pattern(1, 100_000));
+    let before = world.files.pages_used();
+    world.free(0, 50_000);
+    world.flush().unwrap();
+    assert!(world.files.pages_used() < before - 10, "punched");
+    world.free(0, u64::MAX);
+    assert!(world.files.pages_used() < 10, "removed");
+}
+
+#[test]
+fn an_unreadable_block_is_an_error_of_the_read_alone() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 10_000)).unwrap();
+    world.read(0, 1).unwrap();
+    world.files.fail(Fault { call: Call::Read, after: 0, errno: EIO });
+    assert!(matches!(world.read(4_096, 1), Err(StoreError::ReadFailed { .. })));
+    assert!(!world.disk.is_fenced());
+    assert_eq!(world.read(4_096, 1).unwrap(), pattern(1, 10_000)[4_096..4_097]);
+}
+
+/// Threads that flush one extent at once share flushes, and all their bytes are there.
+#[test]
+fn concurrent_flushes_share() {
+    let world = World::with_extent();
+    let (threads, barrier) = (8, Barrier::new(8));
+    let before = world.files.syncs();
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let (world, barrier) = (&world, &barrier);
+            scope.spawn(move || {
+                let bytes = pattern(thread, 1_000);
+                let sums = checksums_of(&bytes);
+                // Whoever is out of order tries at the end that it is told.
+                let mut offset = 0;
+                while let Err(StoreError::OutOfOrder { expected }) =
+                    world.store.append(LARGE, offset, &bytes, Checksums::of_payload(&sums))
+                {
+                    offset = expected;
+                }
+                barrier.wait();
+                world.flush().unwrap();
+                assert!(world.store.details(&[LARGE])[0].flushed >= offset + 1_000);
+            });
+        }
+    });
+    let syncs = world.files.syncs() - before;
+    assert!((2..=threads + 1).contains(&syncs), "{syncs} syncs");
+    let world = world.crash(3);
+    assert_eq!(world.length(LARGE), threads * 1_000);
+    world.read(0, threads as usize * 1_000).unwrap();
+}
+
+/// Readers, appenders, overwrites and frees of several extents at once, with caches of one entry:
+/// nobody sees a byte that was not written there.
+#[test]
+fn parallel_users_do_not_disturb_each_other() {
+    let world = World::new();
+    let ids: Vec<_> = (1..=3).map(ExtentId).collect();
+    for id in &ids {
+        world.store.create_extent(new_extent(*id)).unwrap();
+    }
+    std::thread::scope(|scope| {
+        for id in &ids {
+            let store = &world.store;
+            scope.spawn(move || {
+                let bytes = pattern(id.0, 150_000);
+                let mut offset = 0;
+                for (index, part) in bytes.chunks(1_777).enumerate() {
+                    let sums = checksums_of(part);
+                    let sums = Checksums::of_payload(&sums);
+                    store.append(*id, offset, part, sums).unwrap();
+                    if index % 9 == 0 {
+                        store.overwrite(*id, offset, part, sums, Overwriting::New).unwrap();
+                        store.flush(&[(*id, offset)]).unwrap();
+                    }
+                    offset += part.len() as u64;
+                }
+            });
+            scope.spawn(move || {
+                let bytes = pattern(id.0, 150_000);
+                let mut held = 0;
+                while held < 150_000 {
+                    held = store.states(&[*id])[0].length as usize;
+                    let start = held.saturating_sub(10_000);
+                    let read = store.read(*id, start as u64, (held - start) as u32).unwrap();
+                    assert_eq!(read.bytes, bytes[start..held]);
+                }
+            });
+        }
+    });
+}

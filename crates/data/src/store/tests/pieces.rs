@@ -1,0 +1,115 @@
+//! Small extents: pieces of many files, freed one by one.
+
+use milpa_types::BLOCK_BYTES;
+
+use super::super::piece::{PIECE_HEADER_BYTES, PieceHeader, PiecePlace};
+use super::*;
+
+fn small() -> ExtentId {
+    ExtentId::small(1)
+}
+
+/// Appends a piece and returns where its bytes begin.
+fn add(store: &ExtentStore, inode: u64, bytes: &[u8]) -> u64 {
+    let offset = store.states(&[small()])[0].length;
+    let header = PieceHeader {
+        inode: InodeId(inode),
+        session: SessionId(5),
+        file_offset: 0,
+        length: bytes.len() as u32,
+    };
+    let place = PiecePlace { partition: PARTITION, extent: small(), offset };
+    let mut record = header.encode(place).to_vec();
+    record.extend_from_slice(bytes);
+    let sums = checksums_of(&record);
+    store.append(small(), offset, &record, Checksums::of_payload(&sums)).unwrap();
+    offset + PIECE_HEADER_BYTES as u64
+}
+
+fn free(store: &ExtentStore, offset: u64, length: u64) {
+    store.free(&[Freed { extent: small(), offset, length }]).unwrap();
+}
+
+fn live(store: &ExtentStore) -> Vec<u64> {
+    let (mut inodes, mut from) = (Vec::new(), Some(0));
+    while let Some(at) = from {
+        let (pieces, next) = store.live_pieces(small(), at, 2).unwrap();
+        inodes.extend(pieces.iter().map(|piece| piece.header.inode.0));
+        from = next;
+    }
+    inodes
+}
+
+fn world() -> World {
+    let world = World::new();
+    let new = NewExtent { id: small(), epoch: Epoch(1), inode: InodeId(0), session: SessionId(0) };
+    world.store.create_extent(new).unwrap();
+    world
+}
+
+#[test]
+fn live_pieces_are_those_that_are_not_freed() {
+    let world = world();
+    let offsets: Vec<u64> =
+        (0..10).map(|inode| add(&world.store, inode, &pattern(inode, 1_500))).collect();
+    assert_eq!(live(&world.store), (0..10).collect::<Vec<_>>());
+    // In parts, in any order, also twice.
+    free(&world.store, offsets[3] + 500, 1_000);
+    assert_eq!(live(&world.store).len(), 10, "half of piece 3 lives");
+    free(&world.store, offsets[3], 500);
+    free(&world.store, offsets[4], 1_500);
+    free(&world.store, offsets[2], 1_500);
+    free(&world.store, offsets[2], 1_500);
+    free(&world.store, offsets[9], 1_500);
+    assert_eq!(live(&world.store), [0, 1, 5, 6, 7, 8]);
+    for inode in [0, 1, 5, 8u64] {
+        let read = world.store.read(small(), offsets[inode as usize], 1_500).unwrap();
+        assert_eq!(read.bytes, pattern(inode, 1_500));
+    }
+    world.store.flush(&[(small(), 0)]).unwrap();
+    let world = world.crash(7);
+    assert_eq!(live(&world.store), [0, 1, 5, 6, 7, 8]);
+    for inode in [0, 1, 5, 6, 7, 8] {
+        free(&world.store, offsets[inode], 1_500);
+    }
+    assert_eq!(live(&world.store), [0u64; 0]);
+    let length = world.length(small());
+    world.store.seal(small(), length).unwrap();
+    assert_eq!(world.store.extent_count(), 0, "all dead and sealed: removed");
+}
+
+/// Headers are never freed by name; if they did not die with their bytes, no block of a small
+/// extent could ever be punched.
+#[test]
+fn neighbours_that_die_give_back_the_blocks_between_them() {
+    let world = world();
+    let offsets: Vec<u64> =
+        (0..60).map(|inode| add(&world.store, inode, &pattern(inode, 1_000))).collect();
+    world.store.flush(&[(small(), 0)]).unwrap();
+    let allocated = || world.store.states(&[small()])[0].allocated;
+    let before = allocated();
+    for offset in &offsets[1..] {
+        free(&world.store, *offset, 1_000);
+    }
+    world.store.flush(&[(small(), 0)]).unwrap();
+    let freed = (before - allocated()) / BLOCK_BYTES;
+    assert_eq!(freed, 60 * 1_048 / BLOCK_BYTES - 1, "all but the first and the last block");
+    assert_eq!(world.store.read(small(), offsets[0], 1_000).unwrap().bytes, pattern(0, 1_000));
+}
+
+/// Story: a user keeps a copy of a data node's disk in a file. Its content holds piece headers;
+/// when the end of the file is cut off right behind one, 48 live bytes must not die.
+#[test]
+fn content_that_looks_like_a_header_is_not_taken_for_one() {
+    let world = world();
+    let place = PiecePlace { partition: PARTITION, extent: small(), offset: 0 };
+    let header =
+        PieceHeader { inode: InodeId(1), session: SessionId(1), file_offset: 0, length: 4_000 };
+    let mut content = header.encode(place).to_vec();
+    content.extend(pattern(1, 12_000));
+    let at = add(&world.store, 9, &content);
+    free(&world.store, at + PIECE_HEADER_BYTES as u64, 12_000);
+    let read = world.store.read(small(), at, PIECE_HEADER_BYTES as u32).unwrap();
+    assert_eq!(read.bytes, content[..PIECE_HEADER_BYTES]);
+    assert_eq!(live(&world.store), [9]);
+}

@@ -1,0 +1,90 @@
+//! The same on files of the operating system.
+
+use super::super::files::SystemFiles;
+use super::*;
+
+fn open(directory: &Path) -> ExtentStore {
+    let disk = StoreDisk::new(Arc::new(SystemFiles), StoreLimits::default());
+    let (store, report) = ExtentStore::open(&disk, directory, PARTITION).unwrap();
+    assert!(report.extents.iter().all(|extent| extent.damaged.is_empty()), "{report:?}");
+    store
+}
+
+fn append(store: &ExtentStore, bytes: &[u8]) {
+    let offset = store.states(&[LARGE])[0].length;
+    let sums = checksums_of(bytes);
+    store.append(LARGE, offset, bytes, Checksums::of_payload(&sums)).unwrap();
+}
+
+#[test]
+fn a_partition_survives_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("partitions/42");
+    let bytes = pattern(1, 300_000);
+    {
+        let store = open(&path);
+        store.create_extent(new_extent(LARGE)).unwrap();
+        append(&store, &bytes[..100]);
+        append(&store, &bytes[100..200_000]);
+        store.flush(&[(LARGE, 200_000)]).unwrap();
+        append(&store, &bytes[200_000..]);
+    }
+    let store = open(&path);
+    assert_eq!(store.read(LARGE, 0, 300_000).unwrap().bytes, bytes);
+    store.seal(LARGE, 250_000).unwrap();
+    drop(store);
+    let store = open(&path);
+    assert_eq!(store.read(LARGE, 0, 250_000).unwrap().bytes, bytes[..250_000]);
+    assert!(store.read(LARGE, 0, 250_001).is_err());
+    let details = store.details(&[])[0];
+    assert_eq!((details.inode, details.session), (InodeId(11), SessionId(13)));
+    assert!(details.state.sealed && details.flushed == 250_000);
+}
+
+#[test]
+fn freeing_really_gives_blocks_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.create_extent(new_extent(LARGE)).unwrap();
+    append(&store, &pattern(1, 1 << 20));
+    store.flush_all().unwrap();
+    assert_eq!(store.unflushed(), []);
+    let before = store.allocated_bytes();
+    assert!(before >= 1 << 20, "{before}");
+    store.free(&[Freed { extent: LARGE, offset: 4_096, length: 900_000 }]).unwrap();
+    let after = store.allocated_bytes();
+    assert!(before - after >= 890_000, "{before} to {after}");
+    assert_eq!(store.read(LARGE, 0, 4_096).unwrap().bytes, pattern(1, 4_096));
+    store.free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }]).unwrap();
+    assert_eq!(store.allocated_bytes(), 0);
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "label and freed log");
+}
+
+/// More extents than descriptors: files are closed and opened behind the scenes.
+#[test]
+fn descriptors_are_bounded() {
+    let directory = tempfile::tempdir().unwrap();
+    let limits = StoreLimits { files_max: 4, chunks_max: 2 };
+    let disk = StoreDisk::new(Arc::new(SystemFiles), limits);
+    let (store, _) = ExtentStore::open(&disk, directory.path(), PARTITION).unwrap();
+    let descriptors = || {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let ours = all.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        ours.filter(|target| target.starts_with(directory.path())).count()
+    };
+    for id in 1..=20 {
+        store.create_extent(new_extent(ExtentId(id))).unwrap();
+    }
+    for round in 0..3u64 {
+        for id in 1..=20 {
+            let bytes = pattern(id + round, 1_000);
+            let sums = checksums_of(&bytes);
+            let sums = Checksums::of_payload(&sums);
+            store.append(ExtentId(id), round * 1_000, &bytes, sums).unwrap();
+            assert!(descriptors() <= 5, "four extents and the freed log");
+        }
+    }
+    for id in 1..=20 {
+        assert_eq!(store.read(ExtentId(id), 1_000, 1_000).unwrap().bytes, pattern(id + 1, 1_000));
+    }
+}
