@@ -23,8 +23,11 @@ use crate::view::View;
 
 /// One packet is on the disks' caches of all members by then, or the primary is given up.
 const TRY_WAIT: Duration = Duration::from_secs(3);
-/// With no partition that takes bytes, the volume is full after this long: a failover passes sooner.
-const FULL_AFTER: Duration = Duration::from_secs(10);
+/// When all partitions say that they are full, others may have been added meanwhile. Not longer:
+/// a program should learn soon that the disk is full.
+const FULL_AFTER: Duration = Duration::from_secs(1);
+/// When partitions are short of members, a failover may be under way.
+const READ_ONLY_AFTER: Duration = Duration::from_secs(10);
 
 /// Bytes to append, with their checksums.
 #[derive(Clone, Debug)]
@@ -127,25 +130,19 @@ impl DataClient {
         {
             self.core.health.suspect(*node, address, &"another member could not reach it");
         }
-        match (trouble.next(), extent) {
-            (Next::RetrySame, extent) => {
-                retry.pause().await?;
-                return Ok(extent);
-            }
-            (Next::GiveUp, None) => {
-                if let Trouble::Answered { error, .. } = trouble {
-                    return Err(error.into());
-                }
-            }
-            // The extent was deleted or is in a state that we do not understand: a new one.
-            (Next::GiveUp | Next::RefreshRoute | Next::RetryElsewhere, _) => {}
+        if trouble.next() == Next::RetrySame {
+            retry.pause().await?;
+            return Ok(extent);
         }
-        let full = matches!(trouble.answer(), Some(DataError::NoSpace | DataError::ReadOnly))
-            || matches!(trouble, Trouble::NoRoute(_));
-        if full && retry.elapsed() >= FULL_AFTER {
-            return Err(trouble.answer().cloned().unwrap_or(DataError::NoSpace).into());
+        if let Some(DataError::Invalid) = trouble.answer() {
+            return Err(DataError::Invalid.into());
         }
         let view = self.core.views.current();
+        if let Some(patience) = patience_when_full(&trouble, &view)
+            && retry.elapsed() >= patience
+        {
+            return Err(trouble.answer().cloned().unwrap_or(DataError::NoSpace).into());
+        }
         if !matches!(trouble.answer(), Some(DataError::Sealed { .. })) {
             self.core.views.refresh(&*self.core.transport, &view).await;
         }
@@ -289,6 +286,19 @@ impl DataClient {
             let closed = transport.data(address, &request, Bytes::new(), TRY_WAIT).await;
             tracing::trace!(%partition, %extent, ?closed, "closed an extent");
         }));
+    }
+}
+
+/// How long to try on when nobody takes bytes: briefly when the partitions are whole and full, longer
+/// when they may only be short of members. `None` when the trouble is of another kind.
+fn patience_when_full(trouble: &Trouble, view: &View) -> Option<Duration> {
+    let short = view.volume.data.iter().all(|partition| partition.members.len() < 2);
+    match trouble {
+        Trouble::Answered { error: DataError::NoSpace, .. } => Some(FULL_AFTER),
+        Trouble::Answered { error: DataError::ReadOnly, .. } => Some(READ_ONLY_AFTER),
+        Trouble::NoRoute(_) if short => Some(READ_ONLY_AFTER),
+        Trouble::NoRoute(_) => Some(FULL_AFTER),
+        _ => None,
     }
 }
 

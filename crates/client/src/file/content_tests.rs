@@ -130,9 +130,10 @@ enum Step {
     Write(u64, usize),
     Truncate(u64),
     /// Sends what the scope says; the connection breaks after so many operations.
-    Push(Scope, usize),
-    /// Publishes; or the answer is "no".
-    Publish(bool),
+    /// Meanwhile the program may write more.
+    Push(Scope, usize, Option<(u64, usize)>),
+    /// Publishes; or the answer is "no". Meanwhile the program may write more.
+    Publish(bool, Option<(u64, usize)>),
     Reload,
     Reopen,
 }
@@ -141,15 +142,19 @@ fn step() -> impl Strategy<Value = Step> {
     let place = prop_oneof![0..80u64, 0..3000u64, 0..400_000u64];
     let length = prop_oneof![1..50usize, 1..2000usize, 1..300_000usize];
     let scope = prop_oneof![Just(Scope::All), Just(Scope::FullPackets)];
+    let meanwhile = prop::option::of((place.clone(), 1..2000usize));
     prop_oneof![
         5 => (place.clone(), length).prop_map(|(at, length)| Step::Write(at, length)),
         1 => prop_oneof![Just(0), place].prop_map(Step::Truncate),
-        2 => (scope, prop_oneof![Just(usize::MAX), 0..4usize]).prop_map(|(s, n)| Step::Push(s, n)),
-        2 => any::<bool>().prop_map(Step::Publish),
+        2 => (scope, prop_oneof![Just(usize::MAX), 0..4usize], meanwhile.clone())
+            .prop_map(|(scope, n, write)| Step::Push(scope, n, write)),
+        2 => (any::<bool>(), meanwhile).prop_map(|(ok, write)| Step::Publish(ok, write)),
         1 => Just(Step::Reload),
         1 => Just(Step::Reopen),
     ]
 }
+
+type Meanwhile = Option<(u64, usize)>;
 
 struct World {
     servers: Servers,
@@ -178,11 +183,12 @@ impl World {
     }
 
     /// True if everything was sent.
-    fn push(&mut self, scope: Scope, breaks_after: usize) -> bool {
+    fn push(&mut self, scope: Scope, breaks_after: usize, write: Meanwhile) -> bool {
         if self.content.stale {
             self.reload();
         }
         let Some(push) = self.content.begin_push(scope, INLINE) else { return true };
+        write.into_iter().for_each(|(at, length)| self.write(at, length));
         let mut left = breaks_after;
         let mut next = || {
             left = left.wrapping_sub(1);
@@ -209,11 +215,12 @@ impl World {
         true
     }
 
-    fn publish(&mut self, succeeds: bool) {
-        if !self.push(Scope::All, usize::MAX) {
+    fn publish(&mut self, succeeds: bool, write: Meanwhile) {
+        if !self.push(Scope::All, usize::MAX, None) {
             return;
         }
         let Some(publish) = self.content.begin_publish(INLINE) else { return };
+        write.into_iter().for_each(|(at, length)| self.write(at, length));
         if succeeds {
             let attributes = self.servers.publish(&publish);
             self.budget -= self.content.published(publish, attributes);
@@ -259,11 +266,13 @@ proptest! {
             match step {
                 Step::Write(at, length) => world.write(at, length),
                 Step::Truncate(size) => world.truncate(size),
-                Step::Push(scope, breaks_after) => drop(world.push(scope, breaks_after)),
-                Step::Publish(succeeds) => world.publish(succeeds),
+                Step::Push(scope, breaks_after, write) => {
+                    world.push(scope, breaks_after, write);
+                }
+                Step::Publish(succeeds, write) => world.publish(succeeds, write),
                 Step::Reload => world.reload(),
                 Step::Reopen => {
-                    world.publish(true);
+                    world.publish(true, None);
                     if let Some((segments, inline)) = world.content.parts() {
                         let attributes = world.servers.attributes;
                         world.content = Content::from_parts(attributes, segments, inline);
@@ -272,8 +281,8 @@ proptest! {
             }
             world.check();
         }
-        world.publish(true);
-        world.publish(true);
+        world.publish(true, None);
+        world.publish(true, None);
         prop_assert!(!world.content.is_dirty());
         prop_assert_eq!(world.budget, 0);
         let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
@@ -289,7 +298,7 @@ proptest! {
 fn a_write_over_committed_bytes_and_beyond_is_split() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.publish(true);
+    world.publish(true, None);
     world.write(900, 300);
     let push = world.content.begin_push(Scope::All, INLINE).unwrap();
     let replaced: Vec<_> =
@@ -312,7 +321,7 @@ fn a_stream_sends_whole_packets_and_keeps_the_rest() {
 fn somebody_elses_change_makes_the_content_stale() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.push(Scope::All, usize::MAX);
+    world.push(Scope::All, usize::MAX, None);
     let publish = world.content.begin_publish(INLINE).unwrap();
     world.servers.attributes.content_version += 1;
     let attributes = world.servers.publish(&publish);
@@ -325,7 +334,7 @@ fn somebody_elses_change_makes_the_content_stale() {
 fn flushed_extents_are_not_flushed_again() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.publish(true);
+    world.publish(true, None);
     let unflushed = world.content.unflushed();
     assert_eq!(unflushed[&PartitionId(1)], [(ExtentId(1), 1000)]);
     world.content.flushed(unflushed);
@@ -333,7 +342,7 @@ fn flushed_extents_are_not_flushed_again() {
     world.reload();
     assert!(world.content.unflushed().is_empty(), "known to be on disk, whatever the layout says");
     world.write(1000, 10);
-    world.publish(true);
+    world.publish(true, None);
     assert_eq!(world.content.unflushed()[&PartitionId(1)], [(ExtentId(1), 1010)]);
 }
 

@@ -1,0 +1,183 @@
+//! Data nodes: extents as vectors, equal on all members; what differs is what each has on disk.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId, VolumeView};
+use milpa_wire::data::{Append, AppendTarget, DataAnswer, DataReply, DataRequest, Overwrite, Read};
+use milpa_wire::frame::crc32c;
+
+#[derive(Default)]
+pub struct DataNodes {
+    pub extents: BTreeMap<(PartitionId, ExtentId), Extent>,
+    next: u64,
+    /// Appends, overwrites, reads and flushes that were carried out.
+    pub counts: HashMap<&'static str, u64>,
+}
+
+#[derive(Default)]
+pub struct Extent {
+    pub bytes: Vec<u8>,
+    pub sealed: bool,
+    pub overwritten: bool,
+    /// Bytes on each member's disk.
+    pub on_disk: BTreeMap<NodeId, u64>,
+}
+
+impl DataNodes {
+    pub fn count(&self, what: &str) -> u64 {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    pub fn answer(
+        &mut self,
+        view: &VolumeView,
+        node: NodeId,
+        request: &DataRequest,
+        payload: &Bytes,
+    ) -> (DataReply, Bytes) {
+        let done =
+            |result: Result<(), DataError>| (result.map(|()| DataAnswer::Done), Bytes::new());
+        match request {
+            DataRequest::Append(append) => (self.append(view, node, append, payload), Bytes::new()),
+            DataRequest::Overwrite(it) => done(self.overwrite(view, node, it, payload)),
+            DataRequest::Read(read) => match self.read(view, node, read) {
+                Ok((checksums, bytes)) => (Ok(DataAnswer::Bytes { checksums, hole: 0 }), bytes),
+                Err(error) => (Err(error), Bytes::new()),
+            },
+            DataRequest::Flush { partition, epoch, extents } => {
+                done(self.flush(view, node, (*partition, *epoch), extents))
+            }
+            DataRequest::Close { .. } => done(Ok(())),
+            other => panic!("a client does not send {other:?}"),
+        }
+    }
+
+    fn append(
+        &mut self,
+        view: &VolumeView,
+        node: NodeId,
+        append: &Append,
+        payload: &Bytes,
+    ) -> DataReply {
+        let route = check(view, append.partition, append.epoch)?;
+        if route.primary != node {
+            return Err(DataError::NotPrimary { hint: Some(route.primary) });
+        }
+        assert_eq!(append.checksums, of_payload(payload), "checksums of the payload");
+        let (id, offset) = match append.target {
+            AppendTarget::New { .. } => {
+                self.next += 1;
+                (ExtentId(self.next), 0)
+            }
+            AppendTarget::Small { .. } => {
+                let id = ExtentId::small(1);
+                let held = self.extents.get(&(append.partition, id));
+                (id, held.map_or(0, |extent| extent.bytes.len() as u64))
+            }
+            AppendTarget::Extent { extent, offset } => (extent, offset),
+        };
+        let extent = self.extents.entry((append.partition, id)).or_default();
+        let length = extent.bytes.len() as u64;
+        if extent.sealed {
+            return Err(DataError::Sealed { length });
+        }
+        if offset != length {
+            return Err(DataError::OutOfOrder { expected: length });
+        }
+        extent.bytes.extend_from_slice(payload);
+        let committed = extent.bytes.len() as u64;
+        if append.sync {
+            for member in &route.members {
+                extent.on_disk.insert(*member, committed);
+            }
+        }
+        *self.counts.entry("append").or_default() += 1;
+        Ok(DataAnswer::Appended { extent: id, offset, committed })
+    }
+
+    fn overwrite(
+        &mut self,
+        view: &VolumeView,
+        node: NodeId,
+        it: &Overwrite,
+        payload: &Bytes,
+    ) -> Result<(), DataError> {
+        let route = check(view, it.partition, it.epoch)?;
+        let leader = leader(route);
+        if leader != node {
+            return Err(DataError::NotPrimary { hint: Some(leader) });
+        }
+        assert_eq!(it.checksums, of_payload(payload), "checksums of the payload");
+        let extent = self.extents.get_mut(&(it.partition, it.extent)).ok_or(DataError::NotHere)?;
+        let start = it.offset as usize;
+        let target =
+            extent.bytes.get_mut(start..start + payload.len()).ok_or(DataError::Invalid)?;
+        target.copy_from_slice(payload);
+        extent.overwritten = true;
+        *self.counts.entry("overwrite").or_default() += 1;
+        Ok(())
+    }
+
+    fn read(
+        &mut self,
+        view: &VolumeView,
+        node: NodeId,
+        read: &Read,
+    ) -> Result<(Vec<u32>, Bytes), DataError> {
+        let route = view.data.iter().find(|p| p.id == read.partition);
+        let route = route.ok_or(DataError::WrongPartition)?;
+        let extent = self.extents.get(&(read.partition, read.extent)).ok_or(DataError::NoExtent)?;
+        if (read.at_leader || extent.overwritten) && leader(route) != node {
+            return Err(DataError::NotPrimary { hint: Some(leader(route)) });
+        }
+        let (start, length) = (read.offset as usize, read.length as usize);
+        let bytes = extent.bytes.get(start..start + length).ok_or(DataError::NotHere)?;
+        let first = (BLOCK_BYTES as usize - start % BLOCK_BYTES as usize).min(length);
+        let (head, rest) = bytes.split_at(first);
+        let mut checksums = vec![crc32c(head)];
+        checksums.extend(of_payload(rest));
+        let bytes = Bytes::copy_from_slice(bytes);
+        *self.counts.entry("read").or_default() += 1;
+        Ok((checksums, bytes))
+    }
+
+    fn flush(
+        &mut self,
+        view: &VolumeView,
+        node: NodeId,
+        (partition, epoch): (PartitionId, milpa_types::Epoch),
+        extents: &[(ExtentId, u64)],
+    ) -> Result<(), DataError> {
+        check(view, partition, epoch)?;
+        for (id, length) in extents {
+            let extent = self.extents.get_mut(&(partition, *id)).ok_or(DataError::NoExtent)?;
+            assert!(*length <= extent.bytes.len() as u64, "flush of what is not there");
+            extent.on_disk.insert(node, extent.bytes.len() as u64);
+        }
+        *self.counts.entry("flush").or_default() += 1;
+        Ok(())
+    }
+}
+
+/// The Raft leader, which is not the primary.
+pub fn leader(route: &milpa_types::DataPartition) -> NodeId {
+    *route.members.iter().rfind(|member| **member != route.primary).unwrap()
+}
+
+fn check(
+    view: &VolumeView,
+    partition: PartitionId,
+    epoch: milpa_types::Epoch,
+) -> Result<&milpa_types::DataPartition, DataError> {
+    let route = view.data.iter().find(|p| p.id == partition).ok_or(DataError::WrongPartition)?;
+    if route.epoch == epoch {
+        Ok(route)
+    } else {
+        Err(DataError::StaleEpoch { current: route.epoch })
+    }
+}
+
+fn of_payload(bytes: &[u8]) -> Vec<u32> {
+    bytes.chunks(BLOCK_BYTES as usize).map(crc32c).collect()
+}

@@ -1,0 +1,244 @@
+//! Nodes that die, hang, lose answers and change their minds.
+
+use std::time::Duration;
+
+use milpa_client::{FsError, OpenFlags};
+use milpa_types::{DataError, Epoch, InodeId, NodeId, PartitionId};
+use milpa_wire::data::{AppendTarget, DataRequest};
+use milpa_wire::meta::{MetaRequest, MetaWrite};
+use tokio::time::Instant;
+
+use crate::cluster::{Call, Cluster, DATA, Fault, META, OWNER, create, name, pattern, read, write};
+
+fn is_create(call: &Call<'_>) -> bool {
+    matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Create { .. }, .. }))
+}
+
+fn is_append_at(call: &Call<'_>, at: u64) -> bool {
+    let Call::Data(_, DataRequest::Append(append)) = call else { return false };
+    matches!(append.target, AppendTarget::Extent { offset, .. } if offset == at)
+}
+
+fn is_read(call: &Call<'_>) -> bool {
+    matches!(call, Call::Data(_, DataRequest::Read(_)))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_answer_is_asked_for_again_and_nothing_happens_twice() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    cluster.once(Fault::AnswerLost, is_create);
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+    assert_eq!(cluster.lock().meta.count("create"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_partition_that_asks_for_patience_gets_it() {
+    use milpa_types::MetaError as E;
+    let errors = [E::Busy, E::Locked, E::OutcomeUnknown, E::WrongPartition, E::DiskFailed];
+    for error in errors.into_iter().chain([E::NotLeader { leader: None }]) {
+        let cluster = Cluster::new();
+        let client = cluster.client().await;
+        cluster.once(Fault::Meta(error.clone()), is_create);
+        let started = Instant::now();
+        client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+        assert!(started.elapsed() < Duration::from_millis(100), "{error}");
+        assert_eq!(cluster.lock().meta.count("create"), 1, "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hanging_leader_costs_little_once_another_is_elected() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/before", &pattern(1, 10)).await;
+    cluster.rule(|call| match call {
+        Call::Meta(node, _) if *node == META[0] => Some(Fault::Hangs),
+        _ => None,
+    });
+    cluster.lock().meta.leaders.insert(PartitionId(100), META[2]);
+    let started = Instant::now();
+    write(&client, "/after", &pattern(2, 10)).await;
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    let started = Instant::now();
+    write(&client, "/later", &pattern(2, 10)).await;
+    assert!(started.elapsed() < Duration::from_millis(50), "the new leader is remembered");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_longer_than_the_deadline_is_an_error_and_no_hang() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|c| c.io_deadline = Some(Duration::from_secs(5))).await;
+    cluster.rule(|call| matches!(call, Call::Meta(..)).then_some(Fault::Unreachable));
+    let started = Instant::now();
+    let error = client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap_err();
+    assert!(matches!(error, FsError::TimedOut { operation: "create", .. }), "{error}");
+    assert!(started.elapsed() <= Duration::from_secs(6));
+    cluster.heal();
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sealed_extent_is_left_and_the_rest_goes_elsewhere() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let packet = 131_072;
+    cluster.rule(move |call| {
+        let sealed = DataError::Sealed { length: 3 * packet };
+        is_append_at(call, 4 * packet).then_some(Fault::Data(sealed))
+    });
+    let content = pattern(1, 2_000_000);
+    write(&client, "/f", &content).await;
+    assert!(read(&client, "/f").await == content);
+    assert!(read(&cluster.client().await, "/f").await == content);
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    assert!(client.locate(inode).await.unwrap().segments.len() > 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_kind_of_append_failure_ends_with_the_right_bytes() {
+    let faults = [
+        Fault::Unreachable,
+        Fault::AnswerLost,
+        Fault::Hangs,
+        Fault::Data(DataError::Busy),
+        Fault::Data(DataError::OutOfOrder { expected: 5 }),
+        Fault::Data(DataError::StaleEpoch { current: Epoch(9) }),
+        Fault::Data(DataError::NotPrimary { hint: None }),
+        Fault::Data(DataError::MemberSilent { node: DATA[1] }),
+        Fault::Data(DataError::NoExtent),
+        Fault::Data(DataError::DiskFailed),
+        Fault::Data(DataError::NoSpace),
+    ];
+    for (i, fault) in faults.into_iter().enumerate() {
+        let cluster = Cluster::new();
+        let client = cluster.client().await;
+        cluster.once(fault.clone(), |call| is_append_at(call, 2 * 131_072));
+        let content = pattern(i as u8, 1_500_000);
+        let started = Instant::now();
+        write(&client, "/f", &content).await;
+        assert!(started.elapsed() < Duration::from_secs(4), "{fault:?}: {:?}", started.elapsed());
+        assert!(read(&cluster.client().await, "/f").await == content, "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_volume_says_so_to_close_and_frees_the_buffer() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
+        _ => None,
+    });
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 100_000), false).await.unwrap();
+    let started = Instant::now();
+    let error = client.flush(opened.handle).await.unwrap_err();
+    assert_eq!(error, FsError::Data(DataError::NoSpace));
+    assert!(started.elapsed() < Duration::from_secs(3));
+    client.flush(opened.handle).await.unwrap();
+    assert_eq!(client.getattr(opened.attributes.inode).await.unwrap().size, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_in_the_background_is_told_once_to_every_handle() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let one = create(&client, "f").await;
+    let two = client.open(one.attributes.inode, OpenFlags::read_write()).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
+        _ => None,
+    });
+    client.write(one.handle, 0, pattern(1, 100_000), false).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    cluster.heal();
+    for handle in [one.handle, two.handle] {
+        assert!(client.fsync(handle, false).await.is_err());
+        client.fsync(handle, false).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_bytes_are_fetched_from_another_replica() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 300_000)).await;
+    cluster.once(Fault::Damaged, is_read);
+    assert!(read(&client, "/f").await == pattern(1, 300_000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_replica_does_not_slow_a_read() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 300_000)).await;
+    for node in DATA {
+        cluster.heal();
+        cluster.rule(move |call| match call {
+            Call::Data(at, DataRequest::Read(_)) if *at == node => {
+                Some(Fault::Slow(Duration::from_secs(2)))
+            }
+            _ => None,
+        });
+        let started = Instant::now();
+        assert!(read(&client, "/f").await == pattern(1, 300_000));
+        assert!(started.elapsed() < Duration::from_millis(300), "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fsync_waits_for_the_members_of_the_new_epoch_when_one_is_dropped() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    let dead: NodeId = DATA[2];
+    cluster.rule(move |call| match call {
+        Call::Data(node, _) if *node == dead => Some(Fault::Hangs),
+        _ => None,
+    });
+    let syncing = {
+        let (client, handle) = (client.clone(), opened.handle);
+        tokio::spawn(async move { client.fsync(handle, false).await })
+    };
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert!(!syncing.is_finished(), "a member that is silent may not have flushed");
+    {
+        let mut state = cluster.lock();
+        state.view.version += 1;
+        for partition in &mut state.view.data {
+            partition.epoch = Epoch(2);
+            partition.members.retain(|member| *member != dead);
+            partition.primary = DATA[0];
+        }
+    }
+    syncing.await.unwrap().unwrap();
+    let state = cluster.lock();
+    for extent in state.data.extents.values() {
+        let length = extent.bytes.len() as u64;
+        assert!(DATA[..2].iter().all(|node| extent.on_disk[node] == length));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_call_leaks_nothing_and_the_bytes_arrive() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|config| config.buffer_bytes = 4 << 20).await;
+    let opened = create(&client, "f").await;
+    let content = pattern(1, 3 << 20);
+    for round in 0..30 {
+        client.write(opened.handle, 0, content.clone(), false).await.unwrap();
+        let given_up = Duration::from_millis(round % 12);
+        let _ = tokio::time::timeout(given_up, client.fsync(opened.handle, false)).await;
+    }
+    client.fsync(opened.handle, false).await.unwrap();
+    assert!(read(&cluster.client().await, "/f").await == content);
+    cluster.once(Fault::Slow(Duration::from_millis(50)), is_create);
+    let directory = name("d");
+    let made = client.mkdir(InodeId::ROOT, &directory, OWNER);
+    assert!(tokio::time::timeout(Duration::from_millis(5), made).await.is_err());
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    assert!(client.lookup(InodeId::ROOT, &directory).await.is_ok(), "finished without its caller");
+}

@@ -1,0 +1,116 @@
+//! Names and directories.
+
+use milpa_client::{FsError, OpenFlags};
+use milpa_types::{InodeId, MetaError, MetaSlot};
+
+use crate::cluster::{Cluster, OWNER, create, name, pattern, read, write};
+
+#[tokio::test(start_paused = true)]
+async fn an_unlinked_file_lives_until_its_last_close() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "temporary").await;
+    let inode = opened.attributes.inode;
+    client.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    client.unlink(InodeId::ROOT, &name("temporary")).await.unwrap();
+    assert!(client.lookup(InodeId::ROOT, &name("temporary")).await.unwrap_err().is_not_found());
+    client.fsync(opened.handle, false).await.unwrap();
+    let seen = client.read(opened.handle, 0, 1 << 20).await.unwrap().concat();
+    assert!(seen == pattern(1, 200_000));
+    assert!(cluster.lock().meta.inodes.contains_key(&inode), "held");
+    client.release(opened.handle).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    assert!(!cluster.lock().meta.inodes.contains_key(&inode), "let go");
+    assert_eq!(cluster.lock().meta.count("release"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_replaces_and_keeps_what_is_open() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/new", &pattern(1, 1000)).await;
+    write(&client, "/old", &pattern(2, 1000)).await;
+    let old = client.resolve(b"/old", true).await.unwrap().inode;
+    let opened = client.open(old, OpenFlags::read_only()).await.unwrap();
+    let (new_name, old_name) = (name("new"), name("old"));
+    let root = InodeId::ROOT;
+    let refused = client.rename(root, &new_name, root, &old_name, true).await;
+    assert_eq!(refused.unwrap_err().errno(), libc_errno("EEXIST"));
+    client.rename(root, &new_name, root, &old_name, false).await.unwrap();
+    assert!(read(&client, "/old").await == pattern(1, 1000));
+    assert!(client.lookup(root, &new_name).await.unwrap_err().is_not_found());
+    let seen = client.read(opened.handle, 0, 4096).await.unwrap().concat();
+    assert!(seen == pattern(2, 1000), "the replaced file is still open");
+    client.release(opened.handle).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    assert!(!cluster.lock().meta.inodes.contains_key(&old));
+}
+
+fn libc_errno(name: &str) -> i32 {
+    match name {
+        "EEXIST" => 17,
+        _ => 116,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn directories_spread_and_are_listed_with_all_attributes() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    for i in 0..10 {
+        client.mkdir(InodeId::ROOT, &name(&format!("d{i}")), OWNER).await.unwrap();
+    }
+    let page = client.readdir(InodeId::ROOT, None, 4, true).await.unwrap();
+    assert!(page.entries.len() == 4 && !page.end);
+    let all = client.list(InodeId::ROOT).await.unwrap();
+    assert_eq!(all.len(), 10);
+    assert!(all.iter().all(|entry| entry.attributes.is_some_and(|a| a.inode == entry.inode)));
+    let elsewhere = all.iter().filter(|e| e.inode.slot() == MetaSlot(1)).count();
+    assert!((4..=6).contains(&elsewhere), "{elsewhere} of 10 in the other partition");
+    let statfs = client.statfs().await.unwrap();
+    assert_eq!(statfs.inodes, 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn files_are_born_beside_their_names_unless_the_partition_is_full() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let first = create(&client, "a").await;
+    assert_eq!(first.attributes.inode.slot(), MetaSlot(0));
+    cluster.lock().meta.full.insert(MetaSlot(0));
+    let second = create(&client, "b").await;
+    assert_eq!(second.attributes.inode.slot(), MetaSlot(1));
+    cluster.lock().meta.full.insert(MetaSlot(1));
+    let flags = OpenFlags::read_write();
+    let third = client.create(InodeId::ROOT, &name("c"), OWNER, flags).await;
+    assert_eq!(third.unwrap_err(), FsError::Meta(MetaError::NoSpace));
+}
+
+#[tokio::test(start_paused = true)]
+async fn paths_follow_links_and_refuse_loops() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    client.make_directories(b"/a/b/c", OWNER).await.unwrap();
+    write(&client, "/a/b/c/file", &pattern(1, 10)).await;
+    client.symlink(InodeId::ROOT, &name("short"), b"a/b", OWNER).await.unwrap();
+    client.symlink(InodeId::ROOT, &name("loop"), b"/loop", OWNER).await.unwrap();
+    assert!(read(&client, "/short/c/file").await == pattern(1, 10));
+    assert_eq!(client.resolve(b"/loop", true).await.unwrap_err(), FsError::LinkLoop);
+    assert!(client.resolve(b"/loop", false).await.is_ok());
+    client.remove_tree(b"/a").await.unwrap();
+    assert!(client.resolve(b"/a", true).await.unwrap_err().is_not_found());
+}
+
+#[tokio::test(start_paused = true)]
+async fn location_tells_partitions_and_members() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/big", &pattern(1, 300_000)).await;
+    let inode = client.resolve(b"/big", true).await.unwrap().inode;
+    let location = client.locate(inode).await.unwrap();
+    assert_eq!(location.segments.iter().map(|s| s.length).sum::<u64>(), 300_000);
+    assert!(location.segments.iter().all(|s| s.members.len() == 3));
+    write(&client, "/tiny", &pattern(1, 100)).await;
+    let inode = client.resolve(b"/tiny", true).await.unwrap().inode;
+    assert_eq!(client.locate(inode).await.unwrap().inline_bytes, 100);
+}

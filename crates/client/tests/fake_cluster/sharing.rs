@@ -1,0 +1,73 @@
+//! Two clients on one file: close-to-open, truncation under one another, expired leases.
+
+use milpa_client::{FsError, OpenFlags};
+use milpa_types::{AttributeChanges, InodeId};
+
+use crate::cluster::{Cluster, OWNER, create, name, pattern, read, write};
+
+#[tokio::test(start_paused = true)]
+async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    write(&one, "/f", &pattern(1, 5000)).await;
+    let inode = one.resolve(b"/f", true).await.unwrap().inode;
+    let open = async |client: &milpa_client::Client| {
+        let opened = client.open(inode, OpenFlags::read_write()).await.unwrap();
+        client.release(opened.handle).await.unwrap();
+        opened.keep_cache
+    };
+    assert!(open(&one).await, "only we wrote");
+    assert!(!open(&other).await, "never seen");
+    assert!(open(&other).await, "unchanged");
+    write(&one, "/f", &pattern(2, 5000)).await;
+    assert!(!open(&other).await, "changed by somebody else");
+    assert!(open(&one).await, "changed by ourselves");
+    assert!(read(&other, "/f").await == pattern(2, 5000));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_publish_behind_somebodys_truncation_is_redone() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let opened = create(&one, "f").await;
+    one.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    one.flush(opened.handle).await.unwrap();
+    one.write(opened.handle, 200_000, pattern(2, 1000), false).await.unwrap();
+    let cut = AttributeChanges { size: Some(100), ..AttributeChanges::default() };
+    other.setattr(opened.attributes.inode, cut).await.unwrap();
+    one.fsync(opened.handle, false).await.unwrap();
+    let mut model = vec![0; 201_000];
+    model[..100].copy_from_slice(&pattern(1, 200_000)[..100]);
+    model[200_000..].copy_from_slice(&pattern(2, 1000));
+    assert!(read(&other, "/f").await == model);
+    let seen = one.read(opened.handle, 0, 1 << 20).await.unwrap().concat();
+    assert!(seen == model, "we see it too");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_deleted_file_is_stale_for_others() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    write(&one, "/f", &pattern(1, 5000)).await;
+    let inode = one.resolve(b"/f", true).await.unwrap().inode;
+    other.unlink(InodeId::ROOT, &name("f")).await.unwrap();
+    let error = one.open(inode, OpenFlags::read_only()).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_expired_lease_makes_open_files_stale_and_nothing_else() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 1000), false).await.unwrap();
+    cluster.lock().meta.sessions.clear();
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+    let error = client.fsync(opened.handle, false).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    let error = client.write(opened.handle, 0, pattern(1, 10), false).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    client.release(opened.handle).await.unwrap();
+    write(&client, "/f", &pattern(2, 1000)).await;
+    assert!(read(&client, "/f").await == pattern(2, 1000), "a new open writes again");
+}
