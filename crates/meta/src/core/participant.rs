@@ -73,7 +73,7 @@ impl Partition {
                 StepOutcome::Done
             }
             Step::Abort => {
-                self.end_operation(index, operation, |partition, what| partition.undo(what, now));
+                self.end_operation(index, operation, |partition, what| partition.undo(what));
                 StepOutcome::Done
             }
             prepare => self.prepare(operation, now, prepare)?,
@@ -184,10 +184,14 @@ impl Partition {
     }
 
     /// Makes as if it had not been prepared.
-    fn undo(&mut self, what: Prepared, now: Timestamp) {
+    fn undo(&mut self, what: Prepared) {
         match what {
             Prepared::Inode { inode } => self.delete_inode(inode),
-            Prepared::Link { inode } => self.drop_link(inode, None, now),
+            Prepared::Link { inode } => {
+                // The time stays that of the prepare: who aborts after an inquiry has no clock.
+                let changed = self.tables.inodes.get(&inode).map(|record| record.changed);
+                self.drop_link(inode, None, changed.unwrap_or_default());
+            }
             Prepared::RemoveDirectory { inode } => {
                 self.tables.locked_directories.remove(&inode);
             }
