@@ -9,6 +9,7 @@ use cluster::client::{create, name};
 use cluster::{Cluster, PATIENCE, eventually};
 use milpa_types::{
     Column, ExtentId, FileKind, InodeId, MetaError, MetaSlot, PartitionId, Segment, Timestamp,
+    VolumeOptions,
 };
 use milpa_wire::meta::{MetaAnswer, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish};
 
@@ -418,4 +419,87 @@ fn latency_of_a_create() {
         client.lookup(&cluster, InodeId::ROOT, &format!("f{n:05}")).unwrap();
     }
     println!("lookup: {:?} each", began.elapsed() / 2_000);
+}
+
+/// F5 on the Raft log of one node: what had been durable is unreadable, which is not a torn tail.
+/// The replica takes no part any more, says so, and keeps what it has; the others go on.
+#[test]
+fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for n in 0..100 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    let leader = cluster.index_of(client.leader(FIRST));
+    let (rotten, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    cluster.kill(rotten);
+    let log = cluster.rot_log(rotten);
+    cluster.restart(rotten);
+    let to = cluster.manager.address_of(cluster.nodes[rotten].id);
+    let hash = MetaRequest::StateHash { partition: FIRST };
+    assert_eq!(cluster.manager.ask(to, &hash), Err(MetaError::WrongPartition));
+    client.create(&cluster, "with two of three");
+
+    // It must not help another to a majority: it may have forgotten what it acknowledged.
+    cluster.kill(other);
+    let id = client.next_id(FIRST);
+    let write = create(InodeId::ROOT, "alone", FileKind::File, None);
+    let write = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
+    let to = cluster.manager.address_of(cluster.nodes[leader].id);
+    let alone = client.try_once(to, &write, Duration::from_secs(2));
+    assert!(alone.as_ref().is_err_and(|e| e.next() == milpa_types::Next::RetrySame), "{alone:?}");
+    cluster.restart(other);
+    assert!(matches!(client.call(&cluster, FIRST, &write), Ok(MetaAnswer::Entry(_))));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 102);
+    assert!(log.exists(), "nothing of the rotten log was thrown away");
+}
+
+#[test]
+fn the_manager_splits_changes_options_and_deletes() {
+    let mut cluster = Cluster::start(2, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 2);
+    let file = client.create(&cluster, "a");
+    let ask_all = |cluster: &Cluster, request: &MetaRequest| {
+        let ask = |node: &cluster::Node| {
+            cluster.manager.ask(cluster.manager.address_of(node.id), request)
+        };
+        cluster.nodes.iter().map(ask).collect::<Vec<_>>()
+    };
+
+    // Algorithm 1: no inode above the end is ever given again, what exists stays usable.
+    let split = MetaRequest::Split { partition: FIRST, end: file.inode };
+    let answers = ask_all(&cluster, &split);
+    assert_eq!(answers.iter().filter(|answer| answer.is_ok()).count(), 1, "{answers:?}");
+    let full = client.write(&cluster, FIRST, create(InodeId::ROOT, "b", FileKind::File, None));
+    assert_eq!(full, Err(MetaError::PartitionFull));
+    let elsewhere = create(InodeId::ROOT, "b", FileKind::File, Some(MetaSlot(1)));
+    let placed = client.write(&cluster, FIRST, elsewhere);
+    assert!(matches!(placed, Ok(MetaAnswer::Entry(_))), "{placed:?}");
+
+    let options = VolumeOptions { inline_bytes_max: 0, ..VolumeOptions::default() };
+    let request = MetaRequest::SetVolumeOptions { volume: cluster::VOLUME, options };
+    assert!(ask_all(&cluster, &request).iter().all(Result::is_ok));
+
+    // A client may not do any of this.
+    let to = cluster.manager.address_of(cluster.nodes[0].id);
+    let delete = MetaRequest::DeletePartition { partition: FIRST };
+    assert_eq!(client.try_once(to, &delete, PATIENCE), Err(MetaError::NotPermitted));
+
+    for _ in 0..2 {
+        assert!(ask_all(&cluster, &delete).iter().all(Result::is_ok));
+    }
+    let read = MetaRequest::Read { partition: FIRST, read: MetaRead::Statistics };
+    assert_eq!(client.try_once(to, &read, PATIENCE), Err(MetaError::WrongPartition));
+    cluster.kill(0);
+    cluster.restart(0);
+    let to = cluster.manager.address_of(cluster.nodes[0].id);
+    match cluster.manager.ask(to, &MetaRequest::Report) {
+        Ok(MetaAnswer::Report(report)) => {
+            let held: Vec<PartitionId> = report.partitions.iter().map(|p| p.partition).collect();
+            assert_eq!(held, [Cluster::partition(1)]);
+        }
+        other => panic!("{other:?}"),
+    }
 }

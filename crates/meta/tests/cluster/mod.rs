@@ -40,6 +40,7 @@ pub struct Cluster {
 pub struct Node {
     pub config: MetaNodeConfig,
     pub id: NodeId,
+    pub address: SocketAddr,
     running: Option<Running>,
 }
 
@@ -70,7 +71,7 @@ impl Cluster {
         let directory = self.directory.path().join(format!("meta{number}"));
         let mut config = MetaNodeConfig::new(directory, any, any, vec![self.manager.address]);
         (self.settings)(&mut config);
-        let mut node = Node { config, id: NodeId(0), running: None };
+        let mut node = Node { config, id: NodeId(0), address: any, running: None };
         node.start(&self.secret);
         self.nodes.push(node);
     }
@@ -121,6 +122,10 @@ impl Cluster {
     pub fn restart(&mut self, index: usize) {
         let secret = self.secret.clone();
         self.nodes[index].start(&secret);
+        let node = &self.nodes[index];
+        eventually("the node registers", || {
+            (self.manager.address_of(node.id) == node.address).then_some(())
+        });
     }
 
     /// The state hashes of all running replicas, once they are at the same index.
@@ -143,6 +148,20 @@ impl Cluster {
             assert!(hashes.iter().all(|(_, other)| *other == hash), "replicas differ: {hashes:?}");
             Some(hash)
         })
+    }
+
+    /// Flips a byte in the middle of what a stopped node's log holds; gives the file.
+    pub fn rot_log(&self, index: usize) -> PathBuf {
+        let directory = self.nodes[index].config.directory.join("raft");
+        let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+        let log = entries.filter(|path| path.extension().is_some_and(|e| e == "wal")).min();
+        let log = log.expect("the node has a log");
+        let mut bytes = std::fs::read(&log).unwrap();
+        let used = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        // The start of a block is the start of a batch's header.
+        bytes[used / 2 / 4096 * 4096 + 8] ^= 1;
+        std::fs::write(&log, bytes).unwrap();
+        log
     }
 
     pub fn snapshots_of(&self, index: usize, partition: PartitionId) -> Vec<PathBuf> {
@@ -182,7 +201,7 @@ impl Node {
             }
         });
         let started = announcement.recv_timeout(PATIENCE).expect("the node starts");
-        self.id = started.node;
+        (self.id, self.address) = (started.node, started.address);
         self.running = Some(Running { stop, thread });
     }
 
