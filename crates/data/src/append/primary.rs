@@ -317,13 +317,14 @@ impl Primary {
             }
             return false;
         };
+        let committed = open.committed;
+        if place.end <= committed && !needs_flush {
+            self.answer(request, Ok(Placed { extent, offset, committed }), effects);
+            return true;
+        }
         let under_way = open.operations.iter_mut().find(|operation| operation.end >= place.end);
         match under_way {
             Some(operation) if operation.sync || !needs_flush => operation.answers.push(waiter),
-            None if !needs_flush => {
-                let committed = open.committed;
-                self.answer(request, Ok(Placed { extent, offset, committed }), effects);
-            }
             _ => {
                 let end = open.end;
                 self.start(extent, end, true, vec![waiter], vec![], vec![], effects);

@@ -160,6 +160,105 @@ fn a_blank_replica_is_filled() {
     });
 }
 
+/// The primary dies with appends under way. Another one takes over; what was acknowledged is there.
+#[test]
+fn the_primary_dies_in_the_middle_of_a_stream() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 128 << 10);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let mut acknowledged = bytes.len() as u64;
+        let stream = async {
+            loop {
+                let more = AppendTarget::Extent { extent, offset: acknowledged };
+                match cluster.append(1, 1, more, &bytes).await {
+                    Ok((.., committed)) => acknowledged = committed,
+                    Err(_) => return,
+                }
+                if acknowledged > 20 * bytes.len() as u64 {
+                    return;
+                }
+            }
+        };
+        stream.await;
+        // What is sent now may or may not arrive anywhere.
+        let more = AppendTarget::Extent { extent, offset: acknowledged };
+        let lost = tokio::time::timeout(
+            std::time::Duration::from_micros(300),
+            cluster.append(1, 1, more, &bytes),
+        );
+        drop(lost.await);
+        cluster.kill_node(1).await;
+        cluster.leader(&[2, 3]).await;
+        cluster.configure(configuration(2, &[2, 3]), &[2, 3]).await;
+        let digests = cluster.equal_digests(&[2, 3], 1).await;
+        assert!(digests[0].length >= acknowledged, "{digests:?} lacks {acknowledged}");
+        for node in [2, 3] {
+            let last = acknowledged - bytes.len() as u64;
+            let read = cluster.read(node, extent, last..acknowledged, false).await;
+            assert_eq!(read.as_ref(), Ok(&bytes));
+        }
+        cluster.append_patiently(2, 2, AppendTarget::New { token: 2 }, &bytes).await;
+        cluster.start_node(1).await;
+        cluster.configure(configuration(3, &[2, 3, 1]), &[2, 3, 1]).await;
+        cluster.equal_digests(&[2, 3, 1], 2).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// A flipped bit is never served, and is repaired from another replica.
+#[test]
+fn a_damaged_block_is_repaired_from_another_replica() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 200_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.damage(2, 50_000);
+        let damaged = cluster.read(2, extent, 0..200_000, false).await;
+        assert_eq!(damaged, Err(DataError::Corrupt { block: 12 }));
+        let repaired = nodes::until("the block is repaired", async || {
+            cluster.read(2, extent, 0..200_000, false).await.ok()
+        });
+        assert_eq!(repaired.await, bytes);
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// Bytes that no file got are deleted on the word of the inode's partition, and only those.
+#[test]
+fn unpublished_bytes_are_deleted_on_the_partitions_word() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 50_000);
+        let new = |token| AppendTarget::New { token };
+        let (kept, ..) = cluster.append_patiently(1, 1, new(1), &bytes).await;
+        let unwanted = cluster.append_for(nodes::UNWANTED, 1, 1, new(2), &bytes).await.unwrap().0;
+        cluster.equal_digests(&[1, 2, 3], 2).await;
+        let left = cluster.equal_digests(&[1, 2, 3], 1).await;
+        assert_eq!(left[0].extent, kept);
+        for node in [1, 2, 3] {
+            let gone = cluster.read(node, unwanted, 0..10, false).await;
+            assert_eq!(gone, Err(DataError::NoExtent), "node {node}");
+            assert_eq!(cluster.read(node, kept, 0..50_000, false).await.as_ref(), Ok(&bytes));
+        }
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// Runs futures concurrently, in order of their results.
 async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.map(Box::pin).collect();

@@ -14,17 +14,21 @@ use milpa_data::{DataNodeConfig, DiskConfig, Started, run_announced};
 use milpa_host::keys::Key;
 use milpa_host::rpc::{Credential, Identity, Peer, Pool, Reply, Service, serve};
 use milpa_types::{
-    ClusterId, DataError, DiskId, Epoch, ExtentId, InodeId, Node, NodeId, NodeState, PartitionId,
-    Role, SessionId, VolumeId,
+    ClusterId, DataError, DiskId, Epoch, ExtentId, InodeId, MetaPartition, MetaSlot, Node, NodeId,
+    NodeState, PartitionId, Role, SessionId, Volume, VolumeId, VolumeOptions, VolumeView,
 };
 use milpa_wire::data::*;
 use milpa_wire::frame::crc32c;
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest, Register};
+use milpa_wire::meta::{ExtentOffer, MetaAnswer, MetaReply, MetaRequest, Verdict};
 
 pub const PARTITION: PartitionId = PartitionId(11);
 pub const VOLUME: VolumeId = VolumeId(1);
 pub const INODE: InodeId = InodeId(5);
+/// An inode that nobody publishes to.
+pub const UNWANTED: InodeId = InodeId(6);
 pub const SESSION: SessionId = SessionId(77);
+const JUDGE: NodeId = NodeId(100);
 const CLUSTER: ClusterId = ClusterId(42);
 /// Longer than anything takes; a test that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -34,9 +38,36 @@ fn secret() -> Key {
     Key::from_hex(&"5a".repeat(32)).unwrap()
 }
 
+/// A meta node that keeps everything but what was written for [`UNWANTED`].
+struct Judge;
+
+impl Service for Judge {
+    fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
+        let MetaRequest::OfferExtents { offers, .. } = milpa_wire::decode(&body).unwrap() else {
+            panic!("a data node asks nothing else");
+        };
+        let judge = |offer: &ExtentOffer| match offer.inode == UNWANTED {
+            true => Verdict::Delete,
+            false => Verdict::Keep,
+        };
+        let verdicts = offers.iter().map(judge).collect();
+        let body: MetaReply = Ok(MetaAnswer::Verdicts(verdicts));
+        reply.send(&body, Bytes::new());
+    }
+}
+
+/// Serves as this role on a free port.
+async fn serve_as(role: Role, service: Rc<dyn Service>) -> SocketAddr {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let identity = Identity::new(Some(CLUSTER), role, Credential::Cluster(secret()));
+    tokio::task::spawn_local(serve(listener, Arc::new(identity), service));
+    address
+}
+
 /// Gives ids in the order of first registration.
-#[derive(Default)]
 struct Registry {
+    judge: SocketAddr,
     nodes: RefCell<Vec<(u128, Register)>>,
     version: RefCell<u64>,
 }
@@ -49,6 +80,7 @@ impl Service for Registry {
                 ManagerAnswer::Alive { nodes_version: *self.version.borrow() }
             }
             ManagerRequest::GetNodes => ManagerAnswer::Nodes(self.list()),
+            ManagerRequest::GetVolumeById { .. } => ManagerAnswer::Volume(Box::new(self.view())),
             _ => ManagerAnswer::Done,
         };
         let body: ManagerReply = Ok(answer);
@@ -69,6 +101,35 @@ impl Registry {
             nodes.push(entry);
         }
         ManagerAnswer::Registered { cluster: CLUSTER, node: NodeId(place as u32 + 1) }
+    }
+
+    /// One meta partition on one meta node, the judge of offers.
+    fn view(&self) -> VolumeView {
+        let meta = MetaPartition {
+            id: PartitionId(1),
+            volume: VOLUME,
+            slot: MetaSlot(0),
+            members: vec![JUDGE],
+            leader: None,
+            takes_inodes: true,
+            inodes: 0,
+            dentries: 0,
+            inode_highest: INODE.0,
+        };
+        let judge = Node {
+            id: JUDGE,
+            role: Role::Meta,
+            address: self.judge,
+            http_address: self.judge,
+            zone: String::new(),
+            region: String::new(),
+            state: NodeState::Active,
+            disks: Vec::new(),
+            memory_bytes: 0,
+        };
+        let volume = Volume { id: VOLUME, name: "v".into(), options: VolumeOptions::default() };
+        let (meta, data, nodes) = (vec![meta], Vec::new(), vec![judge]);
+        VolumeView { cluster: CLUSTER, version: 1, volume, meta, data, nodes }
     }
 
     fn list(&self) -> Vec<Node> {
@@ -121,11 +182,10 @@ impl Cluster {
             Credential::Volume { name: "v".into(), key: secret().volume_key(VOLUME) },
         );
         client.set_volume(VOLUME);
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let manager = listener.local_addr().unwrap();
-        let credential = Credential::Cluster(secret());
-        let identity = Arc::new(Identity::new(Some(CLUSTER), Role::Manager, credential));
-        tokio::task::spawn_local(serve(listener, identity, Rc::new(Registry::default())));
+        let judge = serve_as(Role::Meta, Rc::new(Judge)).await;
+        let (nodes, version) = Default::default();
+        let registry = Rc::new(Registry { judge, nodes, version });
+        let manager = serve_as(Role::Manager, registry).await;
         let mut cluster = Cluster {
             base: tempfile::tempdir().unwrap(),
             manager,
@@ -149,6 +209,7 @@ impl Cluster {
         let mut config = DataNodeConfig::new(directory, vec![disk], any, any, managers);
         config.member_silent_ms = 500;
         config.log_trim_ms = 1_000;
+        config.writer_silent_ms = 1_000;
         config
     }
 
@@ -267,10 +328,21 @@ impl Cluster {
         target: AppendTarget,
         bytes: &[u8],
     ) -> Result<(ExtentId, u64, u64), DataError> {
+        self.append_for(INODE, node, epoch, target, bytes).await
+    }
+
+    pub async fn append_for(
+        &self,
+        inode: InodeId,
+        node: u32,
+        epoch: u64,
+        target: AppendTarget,
+        bytes: &[u8],
+    ) -> Result<(ExtentId, u64, u64), DataError> {
         let request = DataRequest::Append(Append {
             partition: PARTITION,
             epoch: Epoch(epoch),
-            inode: INODE,
+            inode,
             session: SESSION,
             file_offset: 0,
             target,
@@ -355,6 +427,24 @@ impl Cluster {
         }
     }
 
+    /// Flips a bit of the extent's file on one node, behind its back.
+    pub fn damage(&self, node: u32, offset: u64) {
+        use std::os::unix::fs::FileExt;
+        let directory = self.base.path().join(format!("node{node}/disk/partitions/{PARTITION}"));
+        let mut damaged = 0;
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let file = std::fs::File::options().read(true).write(true).open(entry.unwrap().path());
+            let file = file.unwrap();
+            let mut byte = [0];
+            if file.metadata().unwrap().len() > (1 << 20) {
+                file.read_exact_at(&mut byte, offset).unwrap();
+                file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+                damaged += 1;
+            }
+        }
+        assert_eq!(damaged, 1, "the test has one extent");
+    }
+
     /// Waits until all these replicas are byte-equal up to their commit offsets.
     pub async fn equal_digests(&self, nodes: &[u32], extents: usize) -> Vec<ExtentDigest> {
         until("the replicas are equal", async || {
@@ -375,9 +465,10 @@ impl Cluster {
     }
 }
 
+/// The first member is the primary.
 pub fn configuration(epoch: u64, members: &[u32]) -> Configuration {
-    let members = members.iter().copied().map(NodeId).collect();
-    Configuration { epoch: Epoch(epoch), members, primary: NodeId(1) }
+    let members: Vec<NodeId> = members.iter().copied().map(NodeId).collect();
+    Configuration { epoch: Epoch(epoch), primary: members[0], members }
 }
 
 pub fn checksums(bytes: &[u8]) -> Vec<u32> {
