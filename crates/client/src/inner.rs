@@ -5,8 +5,12 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use milpa_host::managers::ManagersError;
-use milpa_types::{Attributes, FileKind, InodeId, ManagerError, Name, PACKET_BYTES, VolumeView};
+use milpa_types::{
+    Attributes, Durability, FileKind, InodeId, ManagerError, Name, PACKET_BYTES, VolumeView,
+};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
+
+use tokio::sync::Semaphore;
 
 use crate::cache::{Bounded, Timed};
 use crate::config::{ClientConfig, ConnectError};
@@ -28,7 +32,7 @@ const VIEW_PERIOD: Duration = Duration::from_secs(10);
 /// A closed file's open extent is kept this long for the next open.
 const IDLE_AGE: Duration = Duration::from_secs(10);
 /// Files that are settled at once in the background.
-const SETTLING_MAX: usize = 16;
+const SETTLING_MAX: usize = 32;
 
 /// One client.
 pub(crate) struct Inner {
@@ -39,8 +43,8 @@ pub(crate) struct Inner {
     pub files: Files,
     /// Attributes by inode.
     pub attributes: Timed<InodeId, Attributes>,
-    /// What names name.
-    pub names: Timed<(InodeId, Name), (InodeId, FileKind)>,
+    /// What names name; `None` for a name that was looked for and not there.
+    pub names: Timed<(InodeId, Name), Option<(InodeId, FileKind)>>,
     /// Content versions of the pages that the kernel may have.
     pub versions: Mutex<Bounded<InodeId, u64>>,
     /// Content maps of closed files.
@@ -48,6 +52,8 @@ pub(crate) struct Inner {
     /// Directories directly below the root.
     pub tops: Mutex<Bounded<InodeId, ()>>,
     pub placement: Placement,
+    /// Bounds how many files are settled in the background at once.
+    pub settling: Semaphore,
     is_shut: AtomicBool,
 }
 
@@ -83,13 +89,14 @@ impl Inner {
             layouts: Mutex::new(Bounded::new(entries)),
             tops: Mutex::new(Bounded::new(entries)),
             placement: Placement::default(),
+            settling: Semaphore::new(SETTLING_MAX),
             is_shut: AtomicBool::new(false),
             core,
         });
         let lease = inner.core.config.session_lease;
         let age = inner.core.config.dirty_age_max;
         inner.every(lease / 3, |inner| Box::pin(async move { inner.meta.keep_alive().await }));
-        inner.every(age / 5, |inner| Box::pin(async move { inner.sweep().await }));
+        inner.every(age / 5, |inner| Box::pin(async move { inner.sweep() }));
         inner.every(VIEW_PERIOD, |inner| {
             Box::pin(async move {
                 inner.core.views.refresh_loads(&*inner.core.transport).await;
@@ -118,7 +125,7 @@ impl Inner {
     }
 
     /// Sends and publishes what has waited long enough, and forgets files that nobody has open.
-    async fn sweep(self: &Arc<Self>) {
+    fn sweep(self: &Arc<Self>) {
         let age = self.core.config.dirty_age_max;
         let waiting = self.files.dirty_for(age);
         if !waiting.is_empty() {
@@ -128,14 +135,8 @@ impl Inner {
                 "writing what has waited"
             );
         }
-        for files in waiting.chunks(SETTLING_MAX) {
-            for file in files {
-                self.settle_in_background(file);
-            }
-            let idle = |file: &Arc<crate::file::FileState>| Arc::clone(&file.io).lock_owned();
-            for file in files {
-                drop(idle(file).await);
-            }
+        for file in &waiting {
+            self.settle_in_background(file);
         }
         self.forget_idle(IDLE_AGE);
     }
@@ -164,6 +165,12 @@ impl Inner {
         }
         self.meta.close_sessions().await;
         result
+    }
+
+    /// Whether the volume's owner wants fsync to reach the disks: always, unless it was asked for
+    /// otherwise by `durability = memory`.
+    pub(crate) fn flushes_disks(&self) -> bool {
+        self.core.views.current().volume.volume.options.durability == Durability::Synced
     }
 
     /// Files up to this many bytes live in their inode.

@@ -219,7 +219,7 @@ impl MetaClient {
         let mut failed: Option<NodeId> = None;
         let mut redirected: Option<NodeId> = None;
         let mut redirects = 0;
-        let mut wait = TRY_WAIT;
+        let mut patience = TRY_WAIT;
         let mut executed_maybe = false;
         loop {
             let view = self.core.views.current();
@@ -233,11 +233,14 @@ impl MetaClient {
                     After::Refresh
                 }
                 Some((partition, node, address)) => {
-                    let wait = retry.cap(wait);
+                    let wait = retry.cap(patience);
                     let outcome = self.core.transport.meta(address, request, wait).await;
                     executed_maybe |= matches!(&outcome, Err(e) if e.outcome_unknown())
                         || matches!(&outcome, Ok(Err(MetaError::OutcomeUnknown)));
                     failed = Some(node);
+                    if matches!(outcome, Err(CallError::TimedOut { .. })) {
+                        patience = (patience * 2).min(TRY_WAIT_MAX);
+                    }
                     self.judge(partition, node, address, outcome, executed_maybe, retry)
                 }
             };
@@ -254,7 +257,6 @@ impl MetaClient {
                     self.core.views.refresh(&*self.core.transport, &view).await;
                 }
             }
-            wait = (wait * 2).min(TRY_WAIT_MAX);
             retry.pause().await.map_err(Failure::Unanswered)?;
         }
     }

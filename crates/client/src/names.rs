@@ -38,16 +38,23 @@ impl NewEntry {
 
 impl Inner {
     pub(crate) async fn lookup(&self, parent: InodeId, name: &Name) -> Result<Attributes, FsError> {
-        if let Some((inode, _)) = self.names.get(&(parent, name.clone()))
+        if let Some(Some((inode, _))) = self.names.get(&(parent, name.clone()))
             && let Some(attributes) = self.attributes.get(&inode)
         {
             return Ok(self.with_buffered(attributes));
         }
         let asked = Instant::now();
         let read = MetaRead::Lookup { parent, name: name.clone() };
-        match self.meta.read(parent, read).await? {
-            MetaAnswer::Entry(entry) => self.learn_entry(parent, entry, asked).await,
-            _ => Err(FsError::Broken("lookup")),
+        match self.meta.read(parent, read).await {
+            Ok(MetaAnswer::Entry(entry)) => self.learn_entry(parent, entry, asked).await,
+            Ok(_) => Err(FsError::Broken("lookup")),
+            Err(error) => {
+                if error.is_not_found() {
+                    // Not to answer from, that is the kernel's business: only a hint for rename.
+                    self.names.put((parent, name.clone()), None, asked);
+                }
+                Err(error)
+            }
         }
     }
 
@@ -82,7 +89,7 @@ impl Inner {
         if parent == InodeId::ROOT && kind == FileKind::Directory {
             lock(&self.tops).insert(inode, ());
         }
-        self.names.put((parent, name), (inode, kind), asked);
+        self.names.put((parent, name), Some((inode, kind)), asked);
     }
 
     pub(crate) async fn getattr(&self, inode: InodeId) -> Result<Attributes, FsError> {
@@ -127,11 +134,10 @@ impl Inner {
     ) -> Result<Attributes, FsError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
-            let asked = Instant::now();
             let made = inner.send_create(parent, &name, new).await;
             inner.attributes.forget(&parent);
             inner.names.forget(&(parent, name));
-            inner.learn_entry(parent, made?, asked.max(Instant::now())).await
+            inner.learn_entry(parent, made?, Instant::now()).await
         })
         .await
     }
@@ -271,9 +277,6 @@ impl Inner {
                 true => None,
                 false => inner.open_target(target_parent, &target_name).await?,
             };
-            let moved = inner.open_target(source_parent, &source_name).await?;
-            // A file over itself: nothing is replaced, so nothing is held.
-            let replaced = replaced.filter(|r| moved.as_ref().is_none_or(|m| m.inode != r.inode));
             if let Some(file) = &replaced {
                 file.shared().hold();
             }
@@ -286,9 +289,6 @@ impl Inner {
                 held: replaced.is_some(),
             };
             let renamed = inner.meta.write(target_parent, write).await;
-            if let Some(file) = &moved {
-                inner.attributes.forget(&file.inode);
-            }
             inner.forget_name(source_parent, source_name);
             inner.forget_name(target_parent, target_name);
             renamed.map(drop)
@@ -299,7 +299,7 @@ impl Inner {
     /// A directory changed under `name`: its attributes, the name and what it named are no more.
     fn forget_name(&self, parent: InodeId, name: Name) {
         let key = (parent, name);
-        if let Some((inode, _)) = self.names.get_within(&key, Duration::MAX) {
+        if let Some(Some((inode, _))) = self.names.get_within(&key, Duration::MAX) {
             self.attributes.forget(&inode);
         }
         self.names.forget(&key);
@@ -318,7 +318,8 @@ impl Inner {
         }
         let hint = self.names.get_within(&(parent, name.clone()), HINT_AGE);
         let inode = match hint {
-            Some((inode, _)) => inode,
+            Some(Some((inode, _))) => inode,
+            Some(None) => return Ok(None),
             None => match self.lookup(parent, name).await {
                 Ok(attributes) => attributes.inode,
                 Err(error) if error.is_not_found() => return Ok(None),

@@ -44,6 +44,9 @@ impl Inner {
         }
         let (attributes, content) = self.fetch_layout(inode).await?;
         let content = super::content::Content::new(attributes, content)?;
+        if !self.flushes_disks() {
+            return Ok(());
+        }
         self.data.flush(content.unflushed()).await
     }
 
@@ -60,7 +63,7 @@ impl Inner {
     /// A write that must be on disk when it returns.
     pub(crate) async fn sync_write(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let mut io = Arc::clone(&file.io).lock_owned().await;
-        self.push(file, &mut io, Scope::All, true).await?;
+        self.push(file, &mut io, Scope::All, self.flushes_disks()).await?;
         self.make_durable(file, &mut io).await
     }
 
@@ -70,6 +73,9 @@ impl Inner {
         file: &Arc<FileState>,
         _io: &mut Io,
     ) -> Result<(), FsError> {
+        if !self.flushes_disks() {
+            return self.publish(file).await;
+        }
         let unflushed = file.shared().content.unflushed();
         let (flushed, published) =
             tokio::join!(self.data.flush(unflushed.clone()), self.publish(file));

@@ -19,7 +19,7 @@ const STREAM_BYTES: u64 = 512 * 1024;
 const PIECES_SEND: usize = 4096;
 /// …and beyond which writers wait for that.
 const PIECES_MAX: usize = 16_384;
-/// How many of a file's states may be pushed at once when the buffer is full.
+/// How many files are pushed when the buffer is full, the oldest first.
 const PUSHES_MAX: usize = 32;
 
 impl Inner {
@@ -142,6 +142,8 @@ impl Inner {
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         drop(self.core.runtime.spawn(async move {
+            // Never closed, so there is always a turn to wait for.
+            let _turn = inner.settling.acquire().await;
             let mut io = file.io.lock().await;
             if let Err(error) = inner.settle(&file, &mut io).await {
                 tracing::debug!(inode = %file.inode, %error, "writing in the background failed");
