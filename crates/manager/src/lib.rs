@@ -7,8 +7,8 @@
 //!
 //! # Parts
 //!
-//! * [`core`](crate::core): the replicated state machine. A committed [`core::Command`](crate::core::Command) changes
-//!   [`core::State`](crate::core::State); nothing else does.
+//! * [`core`]: the replicated state machine. A committed [`core::Command`] changes
+//!   [`core::State`]; nothing else does.
 //! * [`loads`]: what the leader heard in heartbeats. In its memory only: a new leader hears it all
 //!   again within one heartbeat.
 //! * [`planner`]: pure functions from state and loads to *plans*: commands to commit and steps

@@ -1,6 +1,8 @@
 //! Goal: three managers over real sockets keep what they promised through the loss of any one of
 //! them, and lead nodes through theirs. Method: stand-ins for the nodes, see `cluster`.
 
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
 mod cluster;
 
 use std::collections::BTreeSet;
@@ -143,20 +145,31 @@ fn everything_is_there_after_a_restart_of_all() {
         let after =
             cluster.wait_for("home", |view| view.meta.iter().all(|m| m.leader.is_some())).await;
         assert_eq!((&after.data, &after.meta), (&before.data, &before.meta));
-        // A directory without its log must not vote; one of another cluster is refused.
+        // What does not fit is refused, and changes nothing.
         cluster.stop(0).await;
-        std::fs::remove_dir_all(cluster.configs[0].directory.join("raft")).unwrap();
-        let (config, secret) = (cluster.configs[0].clone(), cluster.secret.clone());
-        let refused = milpa_manager::run(
-            config.clone(),
-            cluster::CLUSTER,
-            secret.clone(),
-            std::future::pending(),
-        );
-        assert!(matches!(refused.await, Err(milpa_manager::RunError::LogMissing)));
-        let other = milpa_types::ClusterId(0xbad);
-        let refused = milpa_manager::run(config, other, secret, std::future::pending());
-        assert!(matches!(refused.await, Err(milpa_manager::RunError::Directory(_))));
+        let refused = |config: milpa_manager::ManagerConfig, id| {
+            milpa_manager::run(config, id, cluster.secret.clone(), std::future::pending())
+        };
+        let good = cluster.configs[0].clone();
+        let mut swapped = good.clone();
+        swapped.peers.swap(0, 1);
+        let error = refused(swapped, cluster::CLUSTER).await.unwrap_err().to_string();
+        assert!(error.contains("is the directory of manager 1, not 2"), "{error}");
+        let mut alone = good.clone();
+        alone.peers.truncate(1);
+        alone.http_peers.clear();
+        let error = refused(alone, cluster::CLUSTER).await.unwrap_err().to_string();
+        assert!(error.contains("managers cannot be added or taken away"), "{error}");
+        let mut taken = good.clone();
+        taken.http_listen = cluster.configs[1].http_listen;
+        let error = refused(taken, cluster::CLUSTER).await.unwrap_err().to_string();
+        assert!(error.contains("is another process using it?"), "{error}");
+        let error = refused(good.clone(), milpa_types::ClusterId(0xbad)).await.unwrap_err();
+        assert!(matches!(error, milpa_manager::RunError::Directory(_)), "{error}");
+        // A directory without its log must not vote.
+        std::fs::remove_dir_all(good.directory.join("raft")).unwrap();
+        let error = refused(good, cluster::CLUSTER).await.unwrap_err();
+        assert!(matches!(error, milpa_manager::RunError::LogMissing), "{error}");
     });
 }
 
@@ -332,4 +345,54 @@ async fn http(to: std::net::SocketAddr, head: &str, body: &str) -> String {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
     answer
+}
+
+#[test]
+fn one_manager_alone_is_a_cluster() {
+    run(async {
+        let mut cluster = Cluster::of(1, |_| {});
+        cluster.start_all();
+        cluster.add_nodes(Role::Meta, 3).await;
+        cluster.add_nodes(Role::Data, 3).await;
+        assert!(cluster.create_volume("home").await.is_ok());
+        cluster.stop(0).await;
+        cluster.start_all();
+        assert_eq!(cluster.volume("home").await.data.len(), 6);
+    });
+}
+
+#[test]
+fn a_second_incarnation_is_refused_and_a_moved_node_is_found_again() {
+    run(async {
+        let cluster = with_volume(|_| {}).await;
+        let Ok(ManagerAnswer::Nodes(nodes)) = cluster.ask(ManagerRequest::ListNodes).await else {
+            panic!()
+        };
+        let known = nodes.iter().find(|node| node.id == NodeId(104)).unwrap();
+        let register = |incarnation: u128, port: u16| {
+            ManagerRequest::Register(milpa_wire::manager::Register {
+                node: Some(known.id),
+                incarnation,
+                role: Role::Data,
+                address: ([127, 0, 0, 1], port).into(),
+                http_address: known.http_address,
+                zone: String::new(),
+                region: String::new(),
+                disks: known.disks.clone(),
+            })
+        };
+        let as_node = milpa_host::managers::Managers::new(
+            cluster::pool(Role::Data, &cluster.secret),
+            cluster.configs[0].peers.clone(),
+        );
+        let copy = as_node.call(&register(1, known.address.port()), PATIENCE).await;
+        let refused = copy.unwrap_err().to_string();
+        assert!(refused.contains("another node with the id 104 is running"), "{refused}");
+        let own = u128::from(known.address.port());
+        let moved = as_node.call(&register(own, 9), PATIENCE).await;
+        assert!(matches!(moved, Ok(ManagerAnswer::Registered { .. })), "{moved:?}");
+        let view = cluster.volume("home").await;
+        let node = view.nodes.iter().find(|node| node.id == known.id).unwrap();
+        assert_eq!(node.address.port(), 9);
+    });
 }

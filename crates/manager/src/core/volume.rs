@@ -218,7 +218,7 @@ impl State {
             return Err("no replicas, or two on one node".to_owned());
         }
         for id in nodes {
-            if !self.nodes.get(id).is_some_and(|node| node.role == role) {
+            if self.nodes.get(id).is_none_or(|node| node.role != role) {
                 return Err(format!("node {id} is not a {role} node"));
             }
         }

@@ -12,7 +12,7 @@
 //! | [`repair`] | members that are away or back | data configurations, epoch by epoch |
 //! | [`growth`] | how full partitions are | new data partitions, splits (Algorithm 1) |
 //! | [`reconcile`] | what nodes lack or hold too much of | steps |
-//! | [`place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
+//! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
 pub mod growth;
 pub mod place;

@@ -90,7 +90,10 @@ pub fn check(caller: Caller, request: &ManagerRequest) -> Result<(), ManagerErro
         ManagerRequest::Register(register) if register.role != role => {
             refuse(format!("a {role} cannot register as a {}", register.role))
         }
-        ManagerRequest::Heartbeat(heartbeat) if heartbeat.node != caller.node => {
+        // A connection made before the node had an id says 0; the incarnation tells who it is.
+        ManagerRequest::Heartbeat(heartbeat)
+            if caller.node.0 != 0 && heartbeat.node != caller.node =>
+        {
             refuse(format!("node {} cannot speak for node {}", caller.node, heartbeat.node))
         }
         _ => Ok(()),

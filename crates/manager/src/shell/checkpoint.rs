@@ -17,6 +17,9 @@ const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
 const STATE_KEY: &str = "state";
 const DESCRIPTOR_KEY: &str = "descriptor";
 
+/// State and descriptor, as far as they are there.
+type Values = (Option<Vec<u8>>, Option<Vec<u8>>);
+
 /// Why the checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -86,7 +89,7 @@ impl CheckpointStore {
         Ok(Some((state, descriptor)))
     }
 
-    fn read(&self) -> Result<(Option<Vec<u8>>, Option<Vec<u8>>), redb::Error> {
+    fn read(&self) -> Result<Values, redb::Error> {
         let transaction = self.database.begin_read()?;
         let table = match transaction.open_table(TABLE) {
             Ok(table) => table,

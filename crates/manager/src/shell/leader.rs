@@ -70,8 +70,30 @@ impl Leadership {
     }
 }
 
-/// What the planners look at now. A macro would hide less than it saves: fields are named so that
-/// the rest of the replica can be changed while the view lives.
+impl Leadership {
+    /// What cannot be done, and what nodes were asked for and failed to do, for the operator.
+    pub(super) fn all_problems(&self) -> Vec<String> {
+        let failed = self.failures.iter().map(|(key, said)| match key {
+            StepKey::Create(partition, node) => {
+                format!("node {node} cannot create partition {partition}: {said}")
+            }
+            StepKey::Configure(partition) => {
+                format!("partition {partition} cannot be configured: {said}")
+            }
+            StepKey::Split(partition) => format!("partition {partition} cannot be split: {said}"),
+            StepKey::SetOptions(volume, node) => {
+                format!("node {node} cannot take the options of volume {volume}: {said}")
+            }
+            StepKey::Delete(partition, node) => {
+                format!("node {node} cannot delete partition {partition}: {said}")
+            }
+        });
+        self.problems.iter().cloned().chain(failed).collect()
+    }
+}
+
+/// What the planners look at now. It borrows two fields only, so that the rest of the replica can
+/// be changed while it lives.
 pub(super) fn view_of<'a>(
     state: &'a crate::core::State,
     leadership: &'a Leadership,

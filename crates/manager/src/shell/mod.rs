@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +73,30 @@ pub enum RunError {
     /// The directory is not ours.
     #[error(transparent)]
     Directory(#[from] DirectoryError),
+    /// The directory holds another manager's votes.
+    #[error(
+        "{} is the directory of manager {found}, not {own}; keep the order of `peers`, or use an \
+         empty directory", path.display()
+    )]
+    OtherManager {
+        /// Which directory.
+        path: PathBuf,
+        /// Whose it is.
+        found: NodeId,
+        /// Who we are by the settings.
+        own: NodeId,
+    },
+    /// The group was founded by others than the settings name.
+    #[error(
+        "this cluster has the managers {found:?}, but `peers` names {wanted:?}; managers cannot \
+         be added or taken away in this version"
+    )]
+    OtherPeers {
+        /// As the log says.
+        found: Vec<NodeId>,
+        /// As the settings say.
+        wanted: Vec<NodeId>,
+    },
     /// No randomness.
     #[error(transparent)]
     Entropy(#[from] KeyError),
@@ -157,7 +182,7 @@ async fn run_local(
     let http_listener = listen(config.http_listen).await?;
     let mut directory = NodeDirectory::open(&config.directory, Role::Manager, cluster)?;
     let own = config.own_id().unwrap_or_default();
-    directory.set_node(own)?;
+    claim(&mut directory, own)?;
 
     let identity = Identity::new(Some(cluster), Role::Manager, Credential::Cluster(secret.clone()));
     let identity = Arc::new(identity);
@@ -187,6 +212,16 @@ async fn run_local(
             info!(manager = %own, "manager ends");
             Ok(())
         }
+    }
+}
+
+/// Keeps the id in the directory. A directory never changes its id: its log holds votes under it.
+fn claim(directory: &mut NodeDirectory, own: NodeId) -> Result<(), RunError> {
+    match directory.node() {
+        Some(found) if found != own => {
+            Err(RunError::OtherManager { path: directory.path().to_owned(), found, own })
+        }
+        _ => Ok(directory.set_node(own)?),
     }
 }
 
@@ -226,10 +261,15 @@ fn open(
     if let Some((_, reason)) = refused.into_iter().next() {
         return Err(RunError::Recover(reason));
     }
+    let voters: Vec<NodeId> = config.managers().iter().map(|(id, _)| *id).collect();
     if is_new {
-        let voters: Vec<NodeId> = config.managers().iter().map(|(id, _)| *id).collect();
         // The first campaigns at once, so that a new cluster does not wait for a timeout.
         multi.create_group(GROUP, &voters, &[], voters.first() == Some(&own));
+    }
+    let mut found = multi.status(GROUP).map(|status| status.members.voters).unwrap_or_default();
+    found.sort_unstable();
+    if !found.is_empty() && found != voters {
+        return Err(RunError::OtherPeers { found, wanted: voters });
     }
     let driver = RaftDriver::new(multi, LogWriter::spawn(wal)?);
     let (state, kept) = match loaded {

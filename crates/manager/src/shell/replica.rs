@@ -226,6 +226,7 @@ impl Replica {
     }
 
     fn role_changed(&mut self, change: &RoleChange) {
+        let is_new_term = change.term != self.term;
         (self.role, self.term, self.leader) = (change.role, change.term, change.leader);
         metrics().term.set(i64::try_from(change.term).unwrap_or(i64::MAX));
         // A new term is a new leadership, also when it is ours again.
@@ -237,15 +238,14 @@ impl Replica {
             info!(term = change.term, leader = ?change.leader, "this manager no longer leads");
             self.leadership = None;
         }
-        if self.role != Role::Leader {
-            metrics().is_leader.set(0);
-            self.lead_wanted = false;
+        if self.role != Role::Leader || is_new_term {
             // Their outcome is unknown; dropping a responder tells the caller so.
             self.pending.clear();
             self.planned_pending = 0;
-        } else if self.leadership.is_none() {
-            self.lead_wanted = true;
         }
+        let leads = self.leadership.is_some();
+        metrics().is_leader.set(i64::from(leads));
+        self.lead_wanted = self.role == Role::Leader && !leads;
     }
 
     fn apply_entry(&mut self, entry: Committed) -> Result<(), RunError> {

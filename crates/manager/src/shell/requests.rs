@@ -100,9 +100,8 @@ impl Replica {
             R::ListNodes | R::GetNodes => Ok(ManagerAnswer::Nodes(view::nodes(view))),
             R::ListPartitions { volume } => list_partitions(view, volume.as_deref()),
             R::Status => {
-                let problems = &leadership.problems;
                 let managers = self.config.managers();
-                let status = view::status(view, managers, self.own, problems);
+                let status = view::status(view, managers, self.own, &leadership.all_problems());
                 Ok(ManagerAnswer::Status(Box::new(status)))
             }
             R::GetVolumeKey { name } => {

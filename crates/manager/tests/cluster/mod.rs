@@ -54,9 +54,14 @@ pub struct Cluster {
 impl Cluster {
     /// Three managers with quick settings, not yet started.
     pub fn new(change: impl Fn(&mut ManagerConfig)) -> Cluster {
+        Cluster::of(3, change)
+    }
+
+    /// Any number of managers.
+    pub fn of(count: usize, change: impl Fn(&mut ManagerConfig)) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
-        let peers = free_addresses(3);
-        let http_peers = free_addresses(3);
+        let peers = free_addresses(count);
+        let http_peers = free_addresses(count);
         let config = |place: usize| {
             let home = directory.path().join(format!("manager{place}"));
             let mut config =
@@ -67,13 +72,13 @@ impl Cluster {
             change(&mut config);
             config
         };
-        let configs: Vec<ManagerConfig> = (0..3).map(config).collect();
+        let configs: Vec<ManagerConfig> = (0..count).map(config).collect();
         let secret = Key::random().unwrap();
         let admin = Managers::new(pool(Role::Admin, &secret), peers.clone());
         Cluster {
             secret,
             configs,
-            running: (0..3).map(|_| None).collect(),
+            running: (0..count).map(|_| None).collect(),
             nodes: Rc::default(),
             admin,
             _directory: directory,
@@ -93,7 +98,7 @@ impl Cluster {
     }
 
     pub fn start_all(&mut self) {
-        (0..3).for_each(|place| self.start(place));
+        (0..self.configs.len()).for_each(|place| self.start(place));
     }
 
     /// Ends a manager between two of its steps, as a kill would: it says goodbye to nobody.
@@ -233,9 +238,6 @@ impl FakeNode {
             }
             other => panic!("{other:?}"),
         }
-        // The pool that registered said that it had no id yet; heartbeats come from a new one.
-        let managers =
-            Managers::new(Pool::new(Arc::clone(&identity)), cluster.configs[0].peers.clone());
         let service = Rc::new(FakeService(Rc::clone(&node)));
         tokio::task::spawn_local(async move { rpc::serve(listener, identity, service).await });
         let beating = Rc::clone(&node);

@@ -1,0 +1,174 @@
+//! A small world for the planners, and what they do in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{NodeId, PartitionId};
+use milpa_wire::data::DataPartitionReport;
+use milpa_wire::manager::Heartbeat;
+use milpa_wire::meta::{MetaPartitionReport, MetaStatistics};
+
+use super::*;
+use crate::core::tests::Log;
+use crate::core::{Applied, DataRecord};
+
+mod passes;
+mod placement;
+
+/// A small cluster: agreed state, nodes that obey at once, and a clock.
+pub(crate) struct World {
+    pub(crate) log: Log,
+    pub(crate) loads: Loads,
+    pub(crate) policy: Policy,
+    pub(crate) now_ms: u64,
+    /// What each node holds and will report.
+    pub(crate) meta: BTreeMap<NodeId, BTreeMap<PartitionId, MetaPartitionReport>>,
+    pub(crate) data: BTreeMap<NodeId, BTreeMap<PartitionId, DataPartitionReport>>,
+    /// Nodes that are down.
+    pub(crate) down: BTreeSet<NodeId>,
+}
+
+impl World {
+    pub(crate) fn new(meta: u32, data: u32) -> World {
+        World {
+            log: Log::with_nodes(meta, data),
+            loads: Loads::new(0),
+            policy: Policy::default(),
+            now_ms: 0,
+            meta: BTreeMap::new(),
+            data: BTreeMap::new(),
+            down: BTreeSet::new(),
+        }
+    }
+
+    pub(crate) fn view(&self) -> View<'_> {
+        View {
+            state: &self.log.state,
+            loads: &self.loads,
+            policy: &self.policy,
+            now_ms: self.now_ms,
+            seed: self.now_ms + 1,
+        }
+    }
+
+    /// Every node that is up sends a heartbeat.
+    pub(crate) fn heartbeats(&mut self) {
+        let nodes: Vec<_> = self.log.state.nodes().cloned().collect();
+        for node in nodes.into_iter().filter(|node| !self.down.contains(&node.id)) {
+            let heartbeat = Heartbeat {
+                node: node.id,
+                incarnation: node.incarnation,
+                disks: node.disks,
+                memory_bytes: 1 << 20,
+                meta: self.meta.entry(node.id).or_default().values().cloned().collect(),
+                data: self.data.entry(node.id).or_default().values().cloned().collect(),
+            };
+            self.loads.hear(heartbeat, self.now_ms);
+        }
+    }
+
+    /// Time passes, nodes are heard, one pass runs, its commands are applied and its steps taken.
+    pub(crate) fn pass(&mut self) -> Plan {
+        self.now_ms += 200;
+        self.heartbeats();
+        let plan = plan(self.view());
+        for command in plan.commands.clone() {
+            let applied = self.log.apply(command.clone());
+            assert!(!matches!(applied, Applied::Refused(_)), "{command:?}: {applied:?}");
+        }
+        for step in &plan.steps {
+            self.take(step);
+        }
+        plan
+    }
+
+    /// Passes until nothing is left to do.
+    #[track_caller]
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..40 {
+            if self.pass() == Plan::default() && self.now_ms > self.policy.silence_period_ms * 2 {
+                return;
+            }
+        }
+        panic!("still planning: {:?}", self.pass());
+    }
+
+    pub(crate) fn wait(&mut self, ms: u64) {
+        for _ in 0..ms / 200 {
+            self.pass();
+        }
+    }
+
+    /// The node does it, if it is up.
+    fn take(&mut self, step: &Step) {
+        if step.target().is_none_or(|node| self.down.contains(&node)) {
+            return;
+        }
+        match step {
+            Step::CreateMeta { node, create } => {
+                let report = MetaPartitionReport {
+                    partition: create.partition,
+                    leader: create.members.first().copied(),
+                    term: 1,
+                    applied: 1,
+                    statistics: MetaStatistics {
+                        inode_highest: create.slot.first_inode(),
+                        ..MetaStatistics::default()
+                    },
+                };
+                self.meta.entry(*node).or_default().insert(create.partition, report);
+            }
+            Step::CreateData { node, create } => {
+                let report = DataPartitionReport {
+                    partition: create.partition,
+                    disk: create.disk,
+                    configuration: create.configuration.clone(),
+                    leader: Some(create.configuration.primary),
+                    term: 1,
+                    allocated_bytes: 0,
+                    extents: 0,
+                    unaligned: 0,
+                };
+                self.data.entry(*node).or_default().insert(create.partition, report);
+            }
+            Step::Configure { partition, configuration, ask } => {
+                let replicas = self.data.values_mut().filter_map(|held| held.get_mut(partition));
+                for report in replicas {
+                    if report.configuration.epoch.0 + 1 == configuration.epoch.0 {
+                        report.configuration = configuration.clone();
+                        report.leader = ask.first().copied();
+                        report.term += 1;
+                    }
+                }
+            }
+            Step::Split { partition, end, .. } => {
+                let finish = growth::finish_split(self.view(), *partition).unwrap();
+                assert!(matches!(self.log.apply(finish), Applied::Partitions(_)), "{end}");
+            }
+            Step::SetOptions { node, volume, version, .. } => {
+                let (node, volume, version) = (*node, *volume, *version);
+                self.log.apply(CommandV1::OptionsTaken { volume, node, version });
+            }
+            Step::Delete { node, partition, .. } => {
+                // One of the two maps holds it.
+                self.meta.entry(*node).or_default().remove(partition);
+                self.data.entry(*node).or_default().remove(partition);
+            }
+        }
+    }
+
+    pub(crate) fn data_record(&self, id: u64) -> &DataRecord {
+        self.log.state.data_partition(PartitionId(id)).unwrap()
+    }
+}
+
+pub(super) fn nodes(ids: &[u32]) -> Vec<NodeId> {
+    ids.iter().map(|id| NodeId(*id)).collect()
+}
+
+/// A world with the volume "home": meta partitions 1 to 3, data partitions 4 to 9, all there.
+pub(super) fn settled() -> World {
+    let mut world = World::new(3, 3);
+    world.log.volume("home", 3, 6);
+    world.settle();
+    world
+}
