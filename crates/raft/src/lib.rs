@@ -75,6 +75,11 @@
 //! the client is answered when that position comes out of the state machine *with the same term*
 //! (another term means that the proposal was lost).
 //!
+//! Replicas are created with [`MultiRaft::create_group`]; tell the manager so when
+//! [`MultiRaft::is_durable`] says it. The owner decides when to compact
+//! ([`MultiRaft::describe`], make a snapshot, [`MultiRaft::set_snapshot`],
+//! [`MultiRaft::compact`]); a group that never compacts holds the log's old segments.
+//!
 //! # Invariants
 //!
 //! * No message that promises durability leaves before the flush it promises has returned.
