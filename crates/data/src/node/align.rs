@@ -20,6 +20,9 @@ const SEAL_WAIT: Duration = Duration::from_secs(60);
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// Pause after a run that left something undone: doubled with each failure, at most 16 of it.
 const PAUSE_MS: u64 = 500;
+/// All members are compared again after this time: a member that lost power for a moment may be
+/// shorter than it was, without anybody having noticed its absence.
+const COMPARE_MS: u64 = 600_000;
 
 /// One run over a partition's extents.
 struct Run {
@@ -50,7 +53,8 @@ impl Disk {
             .values()
             .filter(|partition| {
                 let alignment = &partition.alignment;
-                let work = alignment.wants_all || !alignment.broken.is_empty();
+                let old = now.saturating_sub(alignment.compared_ms) > COMPARE_MS;
+                let work = alignment.wants_all || old || !alignment.broken.is_empty();
                 let primary = partition.configuration.primary == node;
                 let idle = !alignment.is_running && now >= alignment.next_ms;
                 primary && work && idle && partition.broken.is_none()
@@ -68,7 +72,9 @@ impl Disk {
         partition.alignment.is_running = true;
         let broken = std::mem::take(&mut partition.alignment.broken);
         partition.alignment.unaligned = broken.len() as u64;
-        let all = partition.alignment.wants_all;
+        let now = milpa_host::clock::now_ms();
+        let old = now.saturating_sub(partition.alignment.compared_ms) > COMPARE_MS;
+        let all = partition.alignment.wants_all || old;
         let only = (!all).then(|| broken.into_iter().collect());
         let (node, configuration) = (self.shared.node, partition.configuration.clone());
         let epoch = configuration.epoch;
@@ -93,6 +99,8 @@ impl Disk {
         let done = outcome.complete && outcome.left.is_empty();
         if all {
             alignment.wants_all = !outcome.complete;
+            alignment.is_unknown &= !outcome.complete;
+            alignment.compared_ms = now;
         }
         alignment.broken.extend(outcome.left);
         alignment.failures = if done { 0 } else { alignment.failures.saturating_add(1) };
@@ -256,6 +264,7 @@ impl Run {
             Err(StoreError::Removed) => return Ok(None),
             Err(StoreError::NoExtent) if length == 0 => return Ok(None),
             Err(StoreError::Shorter { .. } | StoreError::NoExtent) if source != self.node => {
+                // Nobody here knows whose it was; the others do, and offer it if need be.
                 let (inode, session) = Default::default();
                 let new = NewExtent { id: extent, epoch: appended, inode, session };
                 match filling.fill(new, length, source).await {

@@ -88,6 +88,7 @@ impl Disk {
         partition.alignment.broken.clear();
         partition.alignment.unaligned = 0;
         partition.alignment.wants_all = configuration.primary == node;
+        partition.alignment.is_unknown = configuration.primary == node;
         partition.alignment.next_ms = 0;
         partition.alignment.failures = 0;
         self.perform_appends(id, appends);

@@ -82,6 +82,10 @@ pub(crate) struct Alignment {
     pub is_running: bool,
     /// All extents of all members are to be compared: a new epoch, or this process started.
     pub wants_all: bool,
+    /// The members have not been compared in this epoch or since the process started.
+    pub is_unknown: bool,
+    /// When all extents of all members were last compared.
+    pub compared_ms: u64,
     /// These broke.
     pub broken: BTreeSet<ExtentId>,
     /// Extents whose replicas are not known to be equal, as of the last run.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use milpa_host::rpc::Reply;
 use milpa_raft::{GroupStart, Role as RaftRole};
@@ -32,8 +33,9 @@ const TOKENS_MAX: usize = 32_768;
 /// An extent that is open for so long without an append is closed.
 const IDLE_MS: u64 = 600_000;
 
-/// How often a deletion looks whether the extents are still in use, every 10 ms.
+/// How often a deletion looks whether the extents are still in use, and the pause between.
 const UNUSED_TRIES_MAX: u32 = 1_000;
+const UNUSED_PAUSE: Duration = Duration::from_millis(10);
 
 /// The bounds of a partition's primary.
 pub(crate) fn limits(config: &DataNodeConfig) -> Limits {
@@ -90,7 +92,7 @@ impl Partition {
             marked_everywhere: BTreeSet::new(),
             checkpoint: Checkpoint::default(),
             is_installing: false,
-            alignment: Alignment { wants_all, ..Alignment::default() },
+            alignment: Alignment { wants_all, is_unknown: wants_all, ..Alignment::default() },
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
             fetches: Rc::default(),
@@ -164,7 +166,7 @@ impl Disk {
         if let Some(status) = self.driver.multi.status(id) {
             partition.applying.borrow_mut().jump(status.applied);
         }
-        partition.alignment.wants_all = false;
+        partition.alignment = Alignment::default();
         self.partitions.insert(id, partition);
         tracing::info!(partition = %id, founder, "partition created");
         Ok(())
@@ -196,27 +198,25 @@ impl Disk {
             tracing::info!(partition = %id, "partition deleted");
         }
         let (states, extents) = (self.states.clone(), self.extents.clone());
-        self.workers.slow(
-            move || {
-                if let Some(store) = store {
-                    wait_until_unused(&store);
-                }
-                let wiped = wipe(&states, &extents, id);
-                answer_done(reply, wiped.map_err(|_| DataError::Busy));
-            },
-            |_, ()| {},
-        );
+        let (shared, disk) = (Rc::clone(&self.shared), self.index);
+        tokio::task::spawn_local(async move {
+            wait_until_unused(store).await;
+            let wiped = shared.run_slow(disk, move || wipe(&states, &extents, id)).await;
+            let done = matches!(wiped, Some(Ok(())));
+            answer_done(reply, if done { Ok(()) } else { Err(DataError::Busy) });
+        });
     }
 }
 
 /// Waits until no job uses the extents any more: one that finds its files gone would take the
 /// disk for broken. Jobs are short; what fetches from other nodes ends as its partition is gone.
-fn wait_until_unused(store: &Arc<ExtentStore>) {
+async fn wait_until_unused(store: Option<Arc<ExtentStore>>) {
+    let Some(store) = store else { return };
     for _ in 0..UNUSED_TRIES_MAX {
-        if Arc::strong_count(store) == 1 {
+        if Arc::strong_count(&store) == 1 {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        tokio::time::sleep(UNUSED_PAUSE).await;
     }
 }
 

@@ -157,7 +157,7 @@ impl Disk {
             allocated_bytes: partition.allocated_bytes,
             extents,
             // Before the members have been compared, nothing is known of any extent.
-            unaligned: if alignment.wants_all { extents.max(1) } else { known },
+            unaligned: if alignment.is_unknown { extents.max(1) } else { known },
         }
     }
 

@@ -7,9 +7,10 @@ mod nodes;
 
 use std::collections::BTreeSet;
 
-use milpa_types::DataError;
-use milpa_wire::data::AppendTarget;
-use nodes::{Cluster, configuration, pattern};
+use bytes::Bytes;
+use milpa_types::{DataError, Epoch, FreedRange};
+use milpa_wire::data::{AppendTarget, DataRequest};
+use nodes::{Cluster, PARTITION, configuration, pattern};
 use tokio::task::LocalSet;
 
 fn run(test: impl Future<Output = ()>) {
@@ -205,6 +206,46 @@ fn the_primary_dies_in_the_middle_of_a_stream() {
         cluster.start_node(1).await;
         cluster.configure(configuration(3, &[2, 3, 1]), &[2, 3, 1]).await;
         cluster.equal_digests(&[2, 3, 1], 2).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
+/// What a file's life needs besides appends: flush, close, free.
+#[test]
+fn extents_are_flushed_closed_and_freed() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 20_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let flush = |length| DataRequest::Flush {
+            partition: PARTITION,
+            epoch: Epoch(1),
+            extents: vec![(extent, length)],
+        };
+        cluster.ask_all(&cluster.as_client, &flush(20_000)).await;
+        let more = cluster.ask(&cluster.as_client, 2, &flush(20_001), Bytes::new()).await;
+        assert_eq!(more.map(|_| ()), Err(DataError::NotHere));
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        let late = AppendTarget::Extent { extent, offset: 20_000 };
+        let sealed = cluster.append(1, 1, late, &bytes).await;
+        assert_eq!(sealed, Err(DataError::Sealed { length: 20_000 }));
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        let range = FreedRange { partition: PARTITION, extent, offset: 0, length: u64::MAX };
+        let free = DataRequest::Free { ranges: vec![range] };
+        for _ in 0..2 {
+            cluster.ask_all(&cluster.as_meta, &free).await;
+        }
+        cluster.equal_digests(&[1, 2, 3], 0).await;
+        let gone = cluster.read(3, extent, 0..10, false).await;
+        assert_eq!(gone, Err(DataError::NoExtent));
+        let not_allowed = cluster.ask(&cluster.as_client, 1, &free, Bytes::new()).await;
+        assert_eq!(not_allowed.map(|_| ()), Err(DataError::Invalid));
         for node in [1, 2, 3] {
             cluster.kill_node(node).await;
         }

@@ -165,6 +165,7 @@ pub struct Cluster {
     running: BTreeMap<u32, Running>,
     pub as_manager: Pool,
     pub as_admin: Pool,
+    pub as_meta: Pool,
     pub as_client: Pool,
 }
 
@@ -192,6 +193,7 @@ impl Cluster {
             running: BTreeMap::new(),
             as_manager: pool(Role::Manager),
             as_admin: pool(Role::Admin),
+            as_meta: pool(Role::Meta),
             as_client: Pool::new(Arc::new(client)),
         };
         for node in 1..=3 {
@@ -203,10 +205,13 @@ impl Cluster {
     fn config(&self, node: u32) -> DataNodeConfig {
         let directory: PathBuf = self.base.path().join(format!("node{node}"));
         let any: SocketAddr = "127.0.0.1:0".parse().unwrap();
-        let mut disk = DiskConfig::new(directory.join("disk"));
-        disk.reserve_bytes = 1 << 20;
+        let disks = [1, 2].map(|disk| {
+            let mut disk = DiskConfig::new(directory.join(format!("disk{disk}")));
+            disk.reserve_bytes = 1 << 20;
+            disk
+        });
         let managers = vec![self.manager];
-        let mut config = DataNodeConfig::new(directory, vec![disk], any, any, managers);
+        let mut config = DataNodeConfig::new(directory, disks.to_vec(), any, any, managers);
         config.member_silent_ms = 500;
         config.log_trim_ms = 1_000;
         config.writer_silent_ms = 1_000;
@@ -264,7 +269,7 @@ impl Cluster {
         let request = DataRequest::CreatePartition(CreateDataPartition {
             partition: PARTITION,
             volume: VOLUME,
-            disk: DiskId(1),
+            disk: disk_of(node),
             configuration,
             relaxed: false,
         });
@@ -274,6 +279,14 @@ impl Cluster {
     pub async fn drop_replica(&self, node: u32) {
         let request = DataRequest::DeletePartition { partition: PARTITION };
         self.ask(&self.as_manager, node, &request, Bytes::new()).await.unwrap();
+    }
+
+    /// Asks all three nodes the same; every answer must be `Ok`.
+    pub async fn ask_all(&self, pool: &Pool, request: &DataRequest) {
+        for node in [1, 2, 3] {
+            let asked = self.ask(pool, node, request, Bytes::new()).await;
+            assert!(asked.is_ok(), "node {node}: {asked:?}");
+        }
     }
 
     pub async fn report(&self, node: u32) -> Option<DataPartitionReport> {
@@ -430,7 +443,9 @@ impl Cluster {
     /// Flips a bit of the extent's file on one node, behind its back.
     pub fn damage(&self, node: u32, offset: u64) {
         use std::os::unix::fs::FileExt;
-        let directory = self.base.path().join(format!("node{node}/disk/partitions/{PARTITION}"));
+        let disk = disk_of(node);
+        let place = format!("node{node}/disk{disk}/partitions/{PARTITION}");
+        let directory = self.base.path().join(place);
         let mut damaged = 0;
         for entry in std::fs::read_dir(directory).unwrap() {
             let file = std::fs::File::options().read(true).write(true).open(entry.unwrap().path());
@@ -463,6 +478,11 @@ impl Cluster {
         })
         .await
     }
+}
+
+/// The replicas of a partition lie on disks of different numbers.
+fn disk_of(node: u32) -> DiskId {
+    DiskId(1 + node % 2)
 }
 
 /// The first member is the primary.
