@@ -80,11 +80,9 @@ fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
 /// All that a client needs to reach a volume. Its version is 0: see [`Versions`].
 #[must_use]
 pub fn volume(view: View<'_>, record: &VolumeRecord) -> VolumeView {
-    let meta: Vec<MetaPartition> = (view.state.meta_partitions())
-        .filter(|partition| partition.volume == record.id)
-        .map(|partition| meta_partition(view, partition))
-        .collect();
-    let records = || view.state.data_partitions().filter(|data| data.volume == record.id);
+    let meta: Vec<MetaPartition> =
+        view.state.meta_of(record.id).map(|partition| meta_partition(view, partition)).collect();
+    let records = || view.state.data_of(record.id);
     let mut data: Vec<DataPartition> = records().map(|r| data_partition(view, r)).collect();
     // The target size of a partition is a wish: while no new ones can be had, the full ones with
     // room on their disks go on, rather than the volume being full.
@@ -118,7 +116,7 @@ pub fn summary(view: View<'_>, record: &VolumeRecord) -> VolumeSummary {
         meta_partitions: 0,
         data_partitions: 0,
     };
-    for partition in view.state.meta_partitions().filter(|p| p.volume == record.id) {
+    for partition in view.state.meta_of(record.id) {
         summary.meta_partitions += 1;
         if let Some(report) = view.loads.meta_newest(partition) {
             summary.inodes = summary.inodes.saturating_add(report.statistics.inodes);
@@ -126,8 +124,7 @@ pub fn summary(view: View<'_>, record: &VolumeRecord) -> VolumeSummary {
                 summary.used_bytes.saturating_add(report.statistics.allocated_bytes);
         }
     }
-    let data = view.state.data_partitions().filter(|p| p.volume == record.id).count();
-    summary.data_partitions = u32::try_from(data).unwrap_or(u32::MAX);
+    summary.data_partitions = u32::try_from(record.data.len()).unwrap_or(u32::MAX);
     summary
 }
 

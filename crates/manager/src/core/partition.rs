@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, NewMetaPartition};
 use super::state::State;
+use super::volume::VolumeRecord;
 
 /// Writing needs two copies: no configuration has fewer members.
 pub const MEMBERS_MIN: usize = 2;
@@ -114,6 +115,9 @@ impl State {
         let members = new.members.clone();
         let (created, split) = (BTreeSet::new(), SplitState::Open);
         self.meta.insert(id, MetaRecord { id, volume, slot, members, created, split });
+        if let Some(record) = self.volumes.get_mut(&volume) {
+            record.meta.push(id);
+        }
         id
     }
 
@@ -140,8 +144,9 @@ impl State {
         if let Err(reason) = self.check_new_members(next) {
             return stale(&reason);
         }
-        let slots = self.meta.values().filter(|other| other.volume == volume);
-        let Some(last) = slots.map(|other| other.slot).max() else { return stale("no slots") };
+        let Some(last) = self.meta_of(volume).map(|other| other.slot).max() else {
+            return stale("no slots");
+        };
         if let Some(record) = self.meta.get_mut(&partition) {
             record.split = SplitState::Cut { end };
         }
@@ -199,22 +204,16 @@ impl State {
     }
 
     /// Moves a volume's partitions to the removals.
-    pub(super) fn remove_partitions(&mut self, volume: VolumeId) {
-        let meta: Vec<(PartitionId, BTreeSet<NodeId>)> = (self.meta.values())
-            .filter(|record| record.volume == volume)
-            .map(|record| (record.id, record.members.iter().copied().collect()))
-            .collect();
-        for (id, nodes) in meta {
-            self.meta.remove(&id);
-            self.removals.insert(id, Removal { kind: PartitionKind::Meta, nodes });
+    pub(super) fn remove_partitions(&mut self, volume: &VolumeRecord) {
+        for id in &volume.meta {
+            let Some(record) = self.meta.remove(id) else { continue };
+            let nodes = record.members.into_iter().collect();
+            self.removals.insert(*id, Removal { kind: PartitionKind::Meta, nodes });
         }
-        let data: Vec<(PartitionId, BTreeSet<NodeId>)> = (self.data.values())
-            .filter(|record| record.volume == volume)
-            .map(|record| (record.id, record.replicas.iter().map(|r| r.node).collect()))
-            .collect();
-        for (id, nodes) in data {
-            self.data.remove(&id);
-            self.removals.insert(id, Removal { kind: PartitionKind::Data, nodes });
+        for id in &volume.data {
+            let Some(record) = self.data.remove(id) else { continue };
+            let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();
+            self.removals.insert(*id, Removal { kind: PartitionKind::Data, nodes });
         }
     }
 }

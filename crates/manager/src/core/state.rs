@@ -167,6 +167,18 @@ impl State {
         self.meta.values()
     }
 
+    /// The meta partitions of one volume, by slot.
+    pub fn meta_of(&self, volume: VolumeId) -> impl Iterator<Item = &MetaRecord> {
+        let ids = self.volumes.get(&volume).into_iter().flat_map(|volume| &volume.meta);
+        ids.filter_map(|id| self.meta.get(id))
+    }
+
+    /// The data partitions of one volume.
+    pub fn data_of(&self, volume: VolumeId) -> impl Iterator<Item = &DataRecord> {
+        let ids = self.volumes.get(&volume).into_iter().flat_map(|volume| &volume.data);
+        ids.filter_map(|id| self.data.get(id))
+    }
+
     /// A data partition.
     #[must_use]
     pub fn data_partition(&self, id: PartitionId) -> Option<&DataRecord> {

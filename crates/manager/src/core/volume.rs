@@ -50,6 +50,10 @@ pub struct VolumeRecord {
     pub options_untold: BTreeSet<NodeId>,
     /// How far it has come.
     pub state: VolumeState,
+    /// Its meta partitions, by slot.
+    pub meta: Vec<PartitionId>,
+    /// Its data partitions.
+    pub data: Vec<PartitionId>,
 }
 
 impl VolumeRecord {
@@ -92,6 +96,8 @@ impl State {
             options_version: 1,
             options_untold: BTreeSet::new(),
             state: VolumeState::Creating,
+            meta: Vec::new(),
+            data: Vec::new(),
         };
         self.volumes.insert(id, record);
         for (slot, new) in (0..).map(MetaSlot).zip(meta) {
@@ -120,10 +126,8 @@ impl State {
         volume: VolumeId,
         options: &VolumeOptions,
     ) -> Applied {
-        let members: BTreeSet<NodeId> = (self.meta.values())
-            .filter(|partition| partition.volume == volume)
-            .flat_map(|partition| partition.members.iter().copied())
-            .collect();
+        let members: BTreeSet<NodeId> =
+            self.meta_of(volume).flat_map(|partition| partition.members.iter().copied()).collect();
         let Some(record) = self.volumes.get_mut(&volume) else {
             return stale("the volume is gone");
         };
@@ -159,10 +163,8 @@ impl State {
     }
 
     pub(super) fn delete_volume(&mut self, volume: VolumeId) -> Applied {
-        if self.volumes.remove(&volume).is_none() {
-            return stale("the volume is gone");
-        }
-        self.remove_partitions(volume);
+        let Some(record) = self.volumes.remove(&volume) else { return stale("the volume is gone") };
+        self.remove_partitions(&record);
         Applied::Done
     }
 
@@ -190,6 +192,9 @@ impl State {
         let configuration = Configuration { epoch: Epoch(1), members, primary };
         let (replicas, created) = (new.replicas.clone(), BTreeSet::new());
         self.data.insert(id, DataRecord { id, volume, replicas, created, configuration });
+        if let Some(record) = self.volumes.get_mut(&volume) {
+            record.data.push(id);
+        }
         id
     }
 

@@ -34,20 +34,9 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
 }
 
-/// Partitions of one volume.
-fn data_of<'a>(view: View<'a>, volume: &VolumeRecord) -> impl Iterator<Item = &'a DataRecord> {
-    let id = volume.id;
-    view.state.data_partitions().filter(move |record| record.volume == id)
-}
-
-fn meta_of<'a>(view: View<'a>, volume: &VolumeRecord) -> impl Iterator<Item = &'a MetaRecord> {
-    let id = volume.id;
-    view.state.meta_partitions().filter(move |record| record.volume == id)
-}
-
 /// Whether all partitions of a volume are nearly full, and none is on its way.
 fn needs_data_partitions(view: View<'_>, volume: &VolumeRecord) -> bool {
-    data_of(view, volume).all(|record| {
+    view.state.data_of(volume.id).all(|record| {
         view.loads.adopted(record).is_some()
             && is_filled_to(view, record, view.policy.nearly_full_percent)
     })
@@ -110,7 +99,7 @@ pub fn new_meta_partitions(
 /// The open partition to cut next, if one is past the threshold and no other is being cut.
 fn next_split(view: View<'_>, volume: &VolumeRecord) -> Option<CommandV1> {
     let mut fullest: Option<(u64, &MetaRecord)> = None;
-    for record in meta_of(view, volume) {
+    for record in view.state.meta_of(volume.id) {
         match record.split {
             SplitState::Cutting { .. } => return None,
             SplitState::Cut { .. } => continue,
@@ -144,7 +133,9 @@ pub fn begin_split(view: View<'_>, record: &MetaRecord) -> CommandV1 {
 /// The open meta partitions of a volume, the last slot first: what an operator may have split.
 #[must_use]
 pub fn open_partitions(view: View<'_>, volume: &VolumeRecord) -> Vec<PartitionId> {
-    let mut open: Vec<(MetaSlot, PartitionId)> = meta_of(view, volume)
+    let mut open: Vec<(MetaSlot, PartitionId)> = view
+        .state
+        .meta_of(volume.id)
         .filter(|record| record.split == SplitState::Open)
         .map(|record| (record.slot, record.id))
         .collect();

@@ -50,10 +50,10 @@ fn newly_created(view: View<'_>) -> Vec<(PartitionId, NodeId)> {
 #[must_use]
 pub fn lacking(view: View<'_>, volume: VolumeId) -> Vec<Lacking> {
     let mut lacking = Vec::new();
-    for record in view.state.meta_partitions().filter(|record| record.volume == volume) {
+    for record in view.state.meta_of(volume) {
         lacking.extend(meta_lacking(view, record));
     }
-    for record in view.state.data_partitions().filter(|record| record.volume == volume) {
+    for record in view.state.data_of(volume) {
         lacking.extend(data_lacking(view, record));
     }
     lacking

@@ -254,9 +254,14 @@ fn open(
         _ => {}
     }
     let mut multi = MultiRaft::new(own, RaftConfig::default(), random_u64()?)?;
-    let start = loaded.as_ref().map(|(state, descriptor)| {
-        (GROUP, GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
-    });
+    let start = match &loaded {
+        Some((state, descriptor)) => {
+            Some(GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
+        }
+        // Before the first checkpoint: an empty state stands for all that was before the log.
+        None => held.map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
+    };
+    let start = start.map(|start| (GROUP, start));
     let refused = multi.recover(recovered, &start.into_iter().collect(), now_ms());
     if let Some((_, reason)) = refused.into_iter().next() {
         return Err(RunError::Recover(reason));

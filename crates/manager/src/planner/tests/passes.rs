@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{
-    Durability, Epoch, InodeId, MetaSlot, NodeId, NodeState, PartitionId, Role, VolumeId,
+    DiskId, Durability, Epoch, InodeId, MetaSlot, NodeId, NodeState, PartitionId, Role, VolumeId,
     VolumeOptions,
 };
 use milpa_wire::data::{Configuration, DataPartitionReport};
@@ -13,7 +13,10 @@ use proptest::prelude::*;
 
 use super::{World, nodes, settled};
 use crate::core::tests::{disk, registration};
-use crate::core::{PartitionKind, Registration, SplitState, VolumeState};
+use crate::core::{
+    NewDataPartition, NewMetaPartition, PartitionKind, Registration, Replica, SplitState,
+    VolumeState,
+};
 use crate::planner::*;
 
 // ---- creation ----
@@ -128,6 +131,25 @@ fn no_configuration_falls_below_two_members() {
 }
 
 #[test]
+fn a_minority_of_the_members_plans_nothing_as_it_could_not_commit_it() {
+    let mut world = World::new(3, 5);
+    let replicas = (104..=108).map(|id| Replica { node: NodeId(id), disk: DiskId(1) }).collect();
+    world.log.apply(CommandV1::CreateVolume {
+        name: "wide".to_owned(),
+        options: VolumeOptions { replicas: 5, ..VolumeOptions::default() },
+        meta: vec![NewMetaPartition { members: nodes(&[101, 102, 103]) }],
+        data: vec![NewDataPartition { replicas }],
+    });
+    world.settle();
+    world.down.extend(nodes(&[104, 105, 106]));
+    world.wait(4000);
+    assert_eq!(world.data_record(2).configuration.epoch, Epoch(1));
+    world.down.remove(&NodeId(106));
+    world.wait(2000);
+    assert_eq!(world.data_record(2).configuration.members, nodes(&[106, 107, 108]));
+}
+
+#[test]
 fn the_next_epoch_waits_until_the_one_before_was_adopted() {
     let mut world = settled();
     world.down.insert(NodeId(104));
@@ -171,6 +193,9 @@ fn a_fenced_disk_leaves_like_a_silent_node() {
 fn a_lost_data_replica_leaves_and_joins_again_blank() {
     let mut world = settled();
     world.data.get_mut(&NodeId(105)).unwrap().clear();
+    // While it is a member it must not come back blank: its copy would count.
+    let plan = world.pass();
+    assert!(plan.steps.is_empty(), "{:?}", plan.steps);
     world.settle();
     let record = world.data_record(4);
     assert_eq!((record.configuration.epoch, record.configuration.members.len()), (Epoch(3), 3));
