@@ -6,6 +6,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use milpa_host::telemetry;
+use milpa_raft::shell::LogWriterStats;
 use milpa_wire::meta::{MetaRead, MetaReply, MetaRequest, MetaWrite, Step};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -110,6 +111,9 @@ pub(crate) struct Metrics {
     pub inbox: Gauge,
     /// One turn of the loop.
     pub turn: Histogram,
+    log_flush: Histogram,
+    log_bytes: Gauge,
+    log_segments: Gauge,
     /// Changes of term.
     pub term_changes: Counter,
     /// Log entries applied.
@@ -158,6 +162,15 @@ impl Metrics {
                 "Ranges waiting to be freed on data nodes.",
             ),
             inbox: gauge("milpa_meta_inbox_events", "Events drained by the last turn."),
+            log_flush: histogram(
+                "milpa_meta_log_flush_seconds",
+                "Time of one write and flush of the Raft log.",
+            ),
+            log_bytes: gauge(
+                "milpa_meta_log_written_bytes",
+                "Bytes written to the Raft log since the start.",
+            ),
+            log_segments: gauge("milpa_meta_log_segments", "Segment files of the Raft log."),
             turn: histogram("milpa_meta_turn_seconds", "One turn of the node's loop."),
             term_changes: counter("milpa_meta_raft_term_changes", "Changes of term."),
             applied: counter("milpa_meta_entries_applied", "Log entries applied."),
@@ -188,5 +201,30 @@ impl Metrics {
         };
         let labels = OperationLabels { operation, outcome };
         self.operations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
+
+/// Carries the log writer's own counts over into the metrics.
+#[derive(Debug, Default)]
+pub(crate) struct LogMeter {
+    seen: Vec<u64>,
+}
+
+impl LogMeter {
+    /// Adds what happened since the last time. The writer counts flushes by powers of two of
+    /// microseconds; each is taken for the middle of its bucket.
+    pub(crate) fn measure(&mut self, stats: &LogWriterStats) {
+        let metrics = Metrics::get();
+        self.seen.resize(stats.append_us_buckets.len(), 0);
+        for (power, (seen, count)) in self.seen.iter_mut().zip(&stats.append_us_buckets).enumerate()
+        {
+            let middle_seconds = 0.75e-6 * 2_f64.powi(power as i32);
+            for _ in *seen..*count {
+                metrics.log_flush.observe(middle_seconds);
+            }
+            *seen = *count;
+        }
+        metrics.log_bytes.set(stats.wal.bytes as i64);
+        metrics.log_segments.set(stats.wal.segments as i64);
     }
 }

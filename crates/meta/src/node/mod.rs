@@ -42,7 +42,7 @@ use tracing::{error, info};
 use self::context::Context;
 use self::inbox::{Front, Inbox};
 use self::manager_link::SelfDescription;
-use self::metrics::Metrics;
+use self::metrics::{LogMeter, Metrics};
 use self::recovery::Loaded;
 use self::shell::Shell;
 use self::snapshot_store::SnapshotStore;
@@ -73,6 +73,8 @@ mod upkeep;
 
 /// Shortest wait of the loop's clock; Raft's own grain is coarser.
 const TICK: Duration = Duration::from_millis(20);
+/// Between two looks at the log writer's counts.
+const MEASURE_EVERY: Duration = Duration::from_secs(1);
 /// Turns in a row before the loop looks at its inbox again.
 const TURNS_MAX: usize = 8;
 /// Share of the machine's memory that a node without a limit of its own may use.
@@ -317,6 +319,7 @@ async fn drive(
 ) -> Result<Never, NodeError> {
     let metrics = Metrics::get();
     let mut upkeep = Upkeep::new(memory_limit, now_ms());
+    let (mut meter, mut measured) = (LogMeter::default(), Instant::now());
     let mut ticks = tokio::time::interval(driver.multi.tick_interval().min(TICK));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -343,5 +346,9 @@ async fn drive(
             }
         }
         metrics.turn.observe(began.elapsed().as_secs_f64());
+        if measured.elapsed() >= MEASURE_EVERY {
+            measured = Instant::now();
+            meter.measure(&driver.writer.stats());
+        }
     }
 }

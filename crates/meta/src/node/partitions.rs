@@ -29,6 +29,9 @@ impl Shell {
         responder: Responder,
     ) {
         let partition = definition.partition;
+        if self.founding.contains_key(&partition) {
+            return responder.fail(MetaError::Busy);
+        }
         if let Some(replica) = self.replicas.get(&partition) {
             let same = replica.definition.volume == definition.volume
                 && replica.definition.slot == definition.slot;
@@ -74,7 +77,23 @@ impl Shell {
             return responder.fail(MetaError::DiskFailed);
         }
         self.begin_group(multi, definition);
-        responder.send(&done());
+        self.founding.insert(partition, responder);
+    }
+
+    /// Tells the manager of new partitions once they are durable here: from then on a restart
+    /// brings them back. Called after each round of turns.
+    pub(crate) fn answer_founded(&mut self, multi: &MultiRaft) {
+        let now = std::time::Instant::now();
+        let over = |partition: &PartitionId, responder: &mut Responder| {
+            multi.is_durable(*partition) || responder.deadline() <= now
+        };
+        for (partition, responder) in self.founding.extract_if(.., over) {
+            if multi.is_durable(partition) {
+                responder.send(&done());
+            } else {
+                responder.fail(MetaError::OutcomeUnknown);
+            }
+        }
     }
 
     /// Begins the Raft group of a new partition; the first member stands for election at once.

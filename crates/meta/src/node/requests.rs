@@ -156,8 +156,9 @@ impl Shell {
         }
     }
 
-    /// What the turns made possible: reads whose index is known and applied.
+    /// What the turns made possible: new groups that are durable, reads whose index is applied.
     pub(crate) fn after_turns(&mut self, multi: &mut MultiRaft) {
+        self.answer_founded(multi);
         let reading = self.replicas.values().filter(|replica| !replica.reads.is_empty());
         let reading: Vec<PartitionId> = reading.map(Replica::id).collect();
         for partition in reading {

@@ -31,6 +31,8 @@ pub(crate) struct Shell {
     pub damaged: BTreeMap<PartitionId, String>,
     /// Partitions whose definition is being written.
     pub creating: BTreeSet<PartitionId>,
+    /// Partitions whose group is not yet durable here, with the manager that waits for it.
+    pub founding: BTreeMap<PartitionId, Responder>,
     /// Partitions whose deletion is being noted.
     pub deleting: BTreeSet<PartitionId>,
     /// Snapshots to fetch, in the order Raft asked for them.
@@ -50,6 +52,7 @@ impl Shell {
             replicas: BTreeMap::new(),
             damaged: BTreeMap::new(),
             creating: BTreeSet::new(),
+            founding: BTreeMap::new(),
             deleting: BTreeSet::new(),
             installs: Vec::new(),
             snapshot_jobs: 0,
