@@ -1,8 +1,8 @@
 //! The shell of a data node: sockets, threads, files and clocks around the cores.
 //!
 //! One thread runs everything that decides: the sockets, the managers' link and one task for each
-//! disk, which owns the disk's partitions and its Raft groups ([`disk`]). Each disk has threads of
-//! its own for what blocks ([`workers`]); what they finish comes back as an event. Nothing is
+//! disk, which owns the disk's partitions and its Raft groups (`disk`). Each disk has threads of
+//! its own for what blocks (`workers`); what they finish comes back as an event. Nothing is
 //! locked, and no queue is without a bound: requests are refused when a disk's jobs are too many,
 //! and everything else follows from requests that were accepted.
 

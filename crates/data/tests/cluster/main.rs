@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod nodes;
+mod speed;
 
 use std::collections::BTreeSet;
 
