@@ -252,28 +252,31 @@ fn unfinished_volumes(view: View<'_>) -> Vec<String> {
     creating.map(|volume| format!("volume {:?} is still being created", volume.name)).collect()
 }
 
-/// Pairs of nodes whose replicas of one partition lie on one physical disk. Device numbers only
+/// Groups of nodes whose replicas of one partition lie on one physical disk. Device numbers only
 /// compare within one machine, which is told by its address.
 fn shared_devices(view: View<'_>) -> Vec<String> {
-    let mut pairs: BTreeMap<(NodeId, NodeId), u64> = BTreeMap::new();
+    let mut groups: BTreeMap<BTreeSet<NodeId>, u64> = BTreeMap::new();
     for record in view.state.data_partitions() {
-        let mut seen = BTreeMap::new();
+        let mut devices: BTreeMap<_, BTreeSet<NodeId>> = BTreeMap::new();
         for replica in &record.replicas {
             let Some(node) = view.state.node(replica.node) else { continue };
             let disk = view.loads.disks(node).iter().find(|disk| disk.id == replica.disk);
             let Some(disk) = disk else { continue };
-            if let Some(other) = seen.insert((node.address.ip(), disk.device), replica.node) {
-                *pairs.entry((other.min(replica.node), other.max(replica.node))).or_default() += 1;
-            }
+            devices.entry((node.address.ip(), disk.device)).or_default().insert(replica.node);
+        }
+        for group in devices.into_values().filter(|group| group.len() > 1) {
+            *groups.entry(group).or_default() += 1;
         }
     }
-    let text = |((one, two), count): ((NodeId, NodeId), u64)| {
+    let text = |(group, count): (BTreeSet<NodeId>, u64)| {
+        let names: Vec<String> = group.iter().map(ToString::to_string).collect();
+        let names = names.join(", ");
         format!(
-            "nodes {one} and {two} share one physical disk and hold copies of the same {count} \
-             data partitions: losing it loses both copies"
+            "nodes {names} share one physical disk and hold copies of the same {count} data \
+             partitions: losing it loses all of these copies"
         )
     };
-    pairs.into_iter().map(text).collect()
+    groups.into_iter().map(text).collect()
 }
 
 /// Versions of volumes' views. A version is the leader's term and a count within it, so it rises

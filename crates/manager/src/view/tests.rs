@@ -101,6 +101,9 @@ fn the_status_warns_of_what_an_operator_should_know() {
     assert!(has("data node 104 at 127.0.0.1:11000 is silent"), "{warnings:?}");
     assert!(has("data partition 4 has 2 of 3 copies"), "{warnings:?}");
     assert!(has("a problem"), "{warnings:?}");
-    assert!(has("nodes 104 and 105 share one physical disk"), "{warnings:?}");
+    assert!(
+        has("nodes 104, 105, 106 share one physical disk and hold copies of the same 6"),
+        "{warnings:?}"
+    );
     assert_eq!(partitions_below_target(world.view()), 6);
 }
