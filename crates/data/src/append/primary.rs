@@ -1,5 +1,7 @@
 //! The ordering side of an append.
 
+mod ending;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use milpa_types::{DataError, EXTENT_BYTES_MAX, ExtentId, InodeId, NodeId, SessionId};
@@ -522,112 +524,6 @@ impl Primary {
         self.finish_close(extent, effects);
     }
 
-    /// The writer appends no more.
-    pub fn close(&mut self, extent: ExtentId, effects: &mut Vec<Effect>) {
-        if let Some(open) = self.extents.get_mut(&extent) {
-            open.closing = true;
-            self.finish_close(extent, effects);
-        }
-    }
-
-    fn finish_close(&mut self, extent: ExtentId, effects: &mut Vec<Effect>) {
-        let done = self.extents.get(&extent).filter(|o| o.closing && o.operations.is_empty());
-        let Some(length) = done.map(|open| open.committed) else { return };
-        self.extents.remove(&extent);
-        self.remember_ended(extent, length);
-        effects.push(Effect::Closed { extent, length });
-    }
-
-    /// Nothing more is added. What is under way is answered with what is committed.
-    fn end_extent(
-        &mut self,
-        extent: ExtentId,
-        cause: Option<DataError>,
-        effects: &mut Vec<Effect>,
-    ) {
-        let Some(open) = self.extents.remove(&extent) else { return };
-        let committed = open.committed;
-        self.remember_ended(extent, committed);
-        if self.small == Some(extent) {
-            self.small = None;
-        }
-        effects.push(Effect::Broken { extent, committed });
-        let sealed = DataError::Sealed { length: committed };
-        for operation in open.operations {
-            self.operations.remove(&operation.number);
-            for token in &operation.tokens {
-                self.tokens.forget(token);
-            }
-            for waiter in operation.answers {
-                // A client that does not know the extent's id has no use for its length.
-                let error = match &cause {
-                    Some(cause) if !waiter.knows_extent => cause_for_client(cause),
-                    _ => sealed.clone(),
-                };
-                self.answer(waiter.request, Err(error), effects);
-            }
-        }
-    }
-
-    fn remember_ended(&mut self, extent: ExtentId, committed: u64) {
-        self.ended.insert(extent, committed);
-        if self.ended.len() > BROKEN_MAX {
-            self.ended.pop_first();
-        }
-    }
-
-    /// Extents broken by the shell's own knowledge: a read found one corrupt, or it was deleted.
-    pub fn break_extent(&mut self, extent: ExtentId, effects: &mut Vec<Effect>) {
-        self.end_extent(extent, None, effects);
-    }
-
-    /// Lets time pass: deadlines, idle extents, commit offsets that no operation carried.
-    pub fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
-        self.now_ms = now_ms;
-        self.suspects.retain(|_, until| *until > now_ms);
-        for (extent, node) in self.silent_members() {
-            self.suspects.insert(node, now_ms.saturating_add(SUSPECT_MS));
-            self.end_extent(extent, Some(DataError::MemberSilent { node }), effects);
-        }
-        self.start_batch(effects);
-        if self.configuration.primary == self.node {
-            self.reserve_ids(effects);
-        }
-        let mut idle = Vec::new();
-        for (extent, open) in &mut self.extents {
-            if !open.operations.is_empty() {
-                continue;
-            }
-            if open.announced < open.committed {
-                open.announced = open.committed;
-                effects.push(Effect::Announce { extent: *extent, committed: open.committed });
-            }
-            if now_ms.saturating_sub(open.touched_ms) > self.limits.idle_ms {
-                idle.push(*extent);
-            }
-        }
-        for extent in idle {
-            self.close(extent, effects);
-        }
-    }
-
-    fn silent_members(&self) -> Vec<(ExtentId, NodeId)> {
-        let late = |operation: &Operation| {
-            let patience = self.limits.member_silent_ms * if operation.sync { 4 } else { 1 };
-            self.now_ms.saturating_sub(operation.started_ms) > patience
-        };
-        let silent = |operation: &Operation| {
-            operation.waits_for.iter().copied().find(|member| *member != self.node)
-        };
-        self.extents
-            .iter()
-            .filter_map(|(extent, open)| {
-                let first = open.operations.iter().find(|operation| late(operation))?;
-                Some((*extent, silent(first)?))
-            })
-            .collect()
-    }
-
     fn answer(
         &mut self,
         request: RequestNumber,
@@ -648,17 +544,5 @@ impl Primary {
     #[must_use]
     pub fn is_open(&self, extent: ExtentId) -> bool {
         self.extents.contains_key(&extent)
-    }
-}
-
-/// What a client is told of a failure at some member: only what it can act on.
-fn cause_for_client(cause: &DataError) -> DataError {
-    match cause {
-        DataError::NoSpace | DataError::DiskFailed | DataError::MemberSilent { .. } => {
-            cause.clone()
-        }
-        DataError::DamagedInTransit | DataError::Busy => DataError::Busy,
-        DataError::StaleEpoch { current } => DataError::StaleEpoch { current: *current },
-        _ => DataError::Sealed { length: 0 },
     }
 }

@@ -34,7 +34,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::Fetch { partition, .. }
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }
-        | R::Digest { partition } => Some(*partition),
+        | R::Digest { partition, .. } => Some(*partition),
         R::Free { .. } | R::Report => None,
     }
 }
@@ -54,7 +54,7 @@ mod tests {
             DataRequest::DeletePartition { partition },
             DataRequest::Free { ranges: vec![] },
             DataRequest::Report,
-            DataRequest::Digest { partition },
+            DataRequest::Digest { partition, lengths: Vec::new() },
         ] {
             assert!(!is_allowed(Role::Client, &request), "{request:?}");
         }

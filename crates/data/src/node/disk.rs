@@ -181,8 +181,7 @@ impl Disk {
         self.ticked_ms = now;
     }
 
-    /// The disk failed: it shall lead no group, order no append, and acknowledge nothing. Reads go
-    /// on as long as its groups' leaders are heard.
+    /// The disk failed: it shall lead no group, order no append, and acknowledge nothing.
     fn leave_service(&mut self) {
         self.is_out_of_service = true;
         tracing::error!(disk = %self.id, directory = %self.directory.display(),
@@ -190,6 +189,8 @@ impl Disk {
         self.driver.multi.log_failed();
         for partition in self.partitions.values_mut() {
             partition.primary.refuse(Some(DataError::DiskFailed));
+            // Raft says nothing any more; the others elect a leader among themselves.
+            (partition.role, partition.leader) = (milpa_raft::Role::Follower, None);
         }
     }
 

@@ -39,6 +39,10 @@ impl Disk {
     /// Whether the read may be answered here, and if so whether only as the leader.
     fn may_read(&mut self, read: &Read) -> Result<bool, DataError> {
         let (node, now, ticked) = (self.shared.node, now_ms(), self.ticked_ms);
+        if self.is_out_of_service {
+            // Its groups say nothing any more: what was overwritten is not known here.
+            return Err(DataError::DiskFailed);
+        }
         let heard = |node| self.heard_ms.get(&node).copied().unwrap_or(0);
         let lease = self.driver.multi.lease_valid(read.partition, now);
         let heard_leader = self.partitions.get(&read.partition).and_then(|p| p.leader).map(heard);

@@ -57,7 +57,7 @@ impl Disk {
             DataRequest::Configure { partition, configuration } => {
                 self.configure(partition, configuration, reply);
             }
-            DataRequest::Digest { partition } => self.digest(partition, reply),
+            DataRequest::Digest { partition, lengths } => self.digest(partition, lengths, reply),
             // These two concern all disks: the service answers them.
             DataRequest::Free { .. } | DataRequest::Report => {
                 answer(reply, Err(DataError::Invalid));
@@ -186,16 +186,17 @@ impl Disk {
         });
     }
 
-    fn digest(&mut self, id: PartitionId, reply: Reply) {
+    fn digest(&mut self, id: PartitionId, lengths: Vec<(ExtentId, u64)>, reply: Reply) {
         let store = match self.partition(id) {
             Ok(partition) => Arc::clone(&partition.store),
             Err(error) => return answer(reply, Err(error)),
         };
         self.workers.slow(
             move || {
+                let lengths: BTreeMap<_, _> = lengths.into_iter().collect();
                 let mut digests = Vec::new();
                 for state in store.states(&[]).into_iter().take(DIGESTS_MAX) {
-                    match store.digest(state.extent, None) {
+                    match store.digest(state.extent, lengths.get(&state.extent).copied()) {
                         Ok(digest) => digests.push(digest),
                         // Removed meanwhile: it is in nobody's digest.
                         Err(StoreError::NoExtent | StoreError::Removed) => {}
