@@ -16,7 +16,7 @@ pub struct ClientConfig {
     pub managers: Vec<SocketAddr>,
     /// Name of the volume.
     pub volume: String,
-    /// The volume's access key (`milpa volume info NAME --key`).
+    /// The volume's access key.
     pub key: Key,
     /// The cluster that is meant; `None` takes the one that answers and can prove the key.
     pub cluster: Option<ClusterId>,

@@ -1,18 +1,20 @@
 //! The client against a cluster that runs: `milpa up`, then
 //!
 //! ```text
-//! MILPA_TEST_MANAGERS=127.0.0.1:7000 MILPA_TEST_VOLUME=main MILPA_TEST_KEY=… \
+//! MILPA_TEST_MANAGERS=127.0.0.1:7436 MILPA_TEST_SECRET=DIR/cluster.key \
 //!     cargo test -p milpa-client --test real_cluster -- --ignored
 //! ```
 //!
-//! It works in a directory of its own and removes it.
+//! The volume is the one that `milpa up` makes, with id 1. It works in a directory of its own and removes it.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a test crate: clippy sees its functions as any
+
+use std::path::Path;
 
 use bytes::Bytes;
 use milpa_client::{Client, ClientConfig, Creation, OpenFlags};
 use milpa_host::keys::Key;
-use milpa_types::{InodeId, Name};
+use milpa_types::{InodeId, Name, VolumeId};
 
 const OWNER: Creation = Creation { mode: 0o755, uid: 0, gid: 0 };
 
@@ -20,9 +22,9 @@ async fn connect() -> Client {
     let setting = |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set"));
     let managers = setting("MILPA_TEST_MANAGERS");
     let managers = managers.split(',').map(|address| address.parse().unwrap()).collect();
-    let key = Key::from_hex(&setting("MILPA_TEST_KEY")).unwrap();
-    let volume = setting("MILPA_TEST_VOLUME");
-    Client::connect(ClientConfig::new(managers, &volume, key)).await.unwrap()
+    let secret = Key::read(Path::new(&setting("MILPA_TEST_SECRET"))).unwrap();
+    let key = secret.volume_key(VolumeId(1));
+    Client::connect(ClientConfig::new(managers, "default", key)).await.unwrap()
 }
 
 fn pattern(seed: u64, length: usize) -> Bytes {
