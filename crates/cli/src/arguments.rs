@@ -108,6 +108,22 @@ start one manager, one meta and one data process on each machine.")]
     },
 }
 
+impl Command {
+    /// Whether the command asks and prints, and serves nobody.
+    pub fn only_prints(&self) -> bool {
+        matches!(
+            self,
+            Command::Status
+                | Command::Volume(_)
+                | Command::Node(_)
+                | Command::Partition(_)
+                | Command::Info { .. }
+                | Command::Config { .. }
+                | Command::Completion { .. }
+        )
+    }
+}
+
 /// The roles of servers.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum ServerRole {

@@ -36,8 +36,11 @@ fn run() -> Outcome {
     }
     let arguments = Arguments::parse();
     let (json, given) = (arguments.json, arguments.cluster.as_deref());
+    if arguments.command.only_prints() {
+        end_quietly_on_a_closed_pipe();
+    }
     match arguments.command {
-        Command::Up(up) => command::up::run(&up, json),
+        Command::Up(up) => command::up::run(&up, given, json),
         Command::Down(down) => command::down::run(&down, given),
         Command::Status => command::status::run(&Cluster::find(given)?, json),
         Command::Mount(mount) => command::mount::mount(&mount, given),
@@ -63,4 +66,12 @@ fn run() -> Outcome {
             cluster::supervisor::run(&directory)
         }
     }
+}
+
+/// `milpa status | head` must end as other programs do. Servers keep SIGPIPE ignored: a peer that
+/// hangs up is no reason to die.
+#[allow(unsafe_code)]
+fn end_quietly_on_a_closed_pipe() {
+    // SAFETY: restores the default action of a signal before any thread is started.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }

@@ -89,6 +89,7 @@ impl Managers {
     ) -> Result<ManagerAnswer, ManagersError> {
         let started = Instant::now();
         let mut last = String::from("nobody was asked");
+        let mut refusals = 0;
         while started.elapsed() < wait {
             let address = self.target();
             let one_try = try_wait(request).min(wait.saturating_sub(started.elapsed()));
@@ -108,8 +109,14 @@ impl Managers {
                     self.set_leader(None);
                 }
                 Ok((Err(error), _)) => return Err(error.into()),
+                // One that lags behind may not know a new volume yet: ask every one of them.
                 Err(CallError::Refused { address, reason }) => {
-                    return Err(ManagersError::Refused { address, reason });
+                    refusals += 1;
+                    if refusals >= self.shared.addresses.len() {
+                        return Err(ManagersError::Refused { address, reason });
+                    }
+                    last = format!("{address} refused: {reason}");
+                    self.set_leader(None);
                 }
                 Err(error) if error.outcome_unknown() && !may_be_repeated(request) => {
                     return Err(ManagersError::OutcomeUnknown);

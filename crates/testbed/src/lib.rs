@@ -9,6 +9,7 @@
 //! Our libraries: what is tested here is what is shipped, through its command line.
 
 mod bed;
+pub mod load;
 mod process;
 pub mod tree;
 

@@ -110,6 +110,10 @@ pub enum DataRequest {
     Digest {
         /// Which partition.
         partition: PartitionId,
+        /// How many bytes of which extents to hash; of others up to the commit offset that this
+        /// replica knows. A backup learns of a commit with the next append only, so the primary is
+        /// asked first and its lengths are given to the others.
+        lengths: Vec<(ExtentId, u64)>,
     },
 }
 

@@ -27,6 +27,9 @@ pub mod supervisor;
 /// Name of the file within an embedded cluster's data directory.
 pub const CLUSTER_FILE: &str = "cluster.toml";
 
+/// The environment variable that names a cluster.
+pub const CLUSTER_VARIABLE: &str = "MILPA_CLUSTER";
+
 /// The file's content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

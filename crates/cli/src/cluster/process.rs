@@ -89,6 +89,8 @@ pub fn start(process: &Process, logs: &Path) -> io::Result<(std::process::Child,
     let log = open_log(&logs.join(format!("{}.log", process.name)))?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg(process.role.as_str()).arg(&process.directory);
+    // It belongs to the cluster of its directory, whatever the user's shell says.
+    command.env_remove(super::CLUSTER_VARIABLE);
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     // A group of its own: Ctrl-C in the terminal that started the cluster is not for it.
     command.process_group(0);

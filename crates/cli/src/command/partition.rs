@@ -1,13 +1,13 @@
 //! `milpa partition …`: where replicas lie, and whether they are equal.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::Pool;
-use milpa_types::{DataPartition, MetaPartition, NodeId, Role};
+use milpa_types::{DataPartition, ExtentId, MetaPartition, NodeId, Role};
 use milpa_wire::data::{DataAnswer, DataReply, DataRequest, ExtentDigest};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use milpa_wire::meta::{MetaAnswer, MetaReply, MetaRequest};
@@ -166,39 +166,69 @@ async fn compare_data(
     found: &mut Comparison,
 ) -> Outcome {
     found.data_partitions += 1;
-    let mut first: Option<(NodeId, BTreeMap<_, ExtentDigest>)> = None;
-    for node in &partition.members {
-        let request = DataRequest::Digest { partition: partition.id };
-        let answer: DataReply = call(pool, addresses, *node, Role::Data, &request).await?;
-        let digests = match answer {
-            Ok(DataAnswer::Digest(digests)) => digests,
-            Ok(_) => return Err(Failure::cluster(format!("node {node} answered something else"))),
-            Err(error) => {
-                found
-                    .differences
-                    .push(format!("data partition {}: node {node}: {error}", partition.id));
-                continue;
-            }
-        };
-        let digests: BTreeMap<_, _> = digests.into_iter().map(|d| (d.extent, d)).collect();
-        let Some((reference, expected)) = &first else {
-            found.extents += digests.len();
-            found.bytes += digests.values().map(|d| d.length).sum::<u64>();
-            first = Some((*node, digests));
-            continue;
-        };
-        let all = expected.keys().chain(digests.keys()).collect::<std::collections::BTreeSet<_>>();
+    let (id, primary) = (partition.id, partition.primary);
+    let Some(expected) = digests(pool, addresses, partition, primary, Vec::new(), found).await?
+    else {
+        return Ok(());
+    };
+    found.extents += expected.len();
+    found.bytes += expected.values().map(|digest| digest.length).sum::<u64>();
+    let lengths: Vec<_> = expected.values().map(|digest| (digest.extent, digest.length)).collect();
+    for node in partition.members.iter().filter(|node| **node != primary) {
+        let held = digests(pool, addresses, partition, *node, lengths.clone(), found).await?;
+        let Some(held) = held else { continue };
+        let all: BTreeSet<_> = expected.keys().chain(held.keys()).collect();
         for extent in all {
-            if expected.get(extent) != digests.get(extent) {
-                let (id, a, b) = (partition.id, expected.get(extent), digests.get(extent));
-                let text = format!(
-                    "data partition {id} extent {extent}: node {reference} {a:?}, node {node} {b:?}"
-                );
-                found.differences.push(text);
+            let (here, there) = (expected.get(extent), held.get(extent));
+            if !are_equal(here, there) {
+                found.differences.push(format!(
+                    "data partition {id} extent {extent}: primary {primary} {}, node {node} {}",
+                    shown(here),
+                    shown(there)
+                ));
             }
         }
     }
     Ok(())
+}
+
+/// An extent without committed bytes need not exist everywhere.
+fn are_equal(here: Option<&ExtentDigest>, there: Option<&ExtentDigest>) -> bool {
+    match (here, there) {
+        (Some(only), None) | (None, Some(only)) => only.length == 0,
+        (here, there) => here == there,
+    }
+}
+
+fn shown(digest: Option<&ExtentDigest>) -> String {
+    match digest {
+        Some(digest) => format!("{} bytes with hash {:08x}", digest.length, digest.hash),
+        None => "does not have it".to_owned(),
+    }
+}
+
+/// The digests of one replica; `None`, noted as a difference, if it cannot make them.
+async fn digests(
+    pool: &Pool,
+    addresses: &BTreeMap<NodeId, SocketAddr>,
+    partition: &DataPartition,
+    node: NodeId,
+    lengths: Vec<(ExtentId, u64)>,
+    found: &mut Comparison,
+) -> Outcome<Option<BTreeMap<ExtentId, ExtentDigest>>> {
+    let request = DataRequest::Digest { partition: partition.id, lengths };
+    match call::<_, DataReply>(pool, addresses, node, Role::Data, &request).await? {
+        Ok(DataAnswer::Digest(digests)) => {
+            Ok(Some(digests.into_iter().map(|digest| (digest.extent, digest)).collect()))
+        }
+        Ok(_) => Err(Failure::cluster(format!("node {node} answered something else"))),
+        Err(error) => {
+            found
+                .differences
+                .push(format!("data partition {}: node {node}: {error}", partition.id));
+            Ok(None)
+        }
+    }
 }
 
 async fn compare_meta(

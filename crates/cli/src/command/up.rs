@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,9 @@ use serde::Serialize;
 use super::{ask_managers, block_on, mount, print_json, unexpected};
 use crate::arguments::Up;
 use crate::cluster::embedded::{self, Choices};
-use crate::cluster::{Cluster, default_data_directory, process, supervisor};
+use crate::cluster::{
+    CLUSTER_FILE, CLUSTER_VARIABLE, Cluster, default_data_directory, process, supervisor,
+};
 use crate::failure::{Failure, Outcome};
 
 /// The volume that `up` creates.
@@ -34,10 +36,10 @@ struct Ready {
 }
 
 /// Starts what does not run, waits until all of it serves, and mounts.
-pub fn run(arguments: &Up, json: bool) -> Outcome {
+pub fn run(arguments: &Up, cluster: Option<&Path>, json: bool) -> Outcome {
     let mut directories = arguments.data.clone();
     if directories.is_empty() {
-        directories.push(default_data_directory());
+        directories.push(directory_of(cluster));
     }
     let data_nodes = arguments.nodes.map_or(0, usize::from);
     if let Some(directory) = &arguments.mount {
@@ -104,6 +106,7 @@ fn start_supervisor(cluster: &Cluster) -> Outcome {
     let log = process::open_log(&directory.join("logs/supervisor.log")).map_err(failed)?;
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.arg("supervise").arg(directory).current_dir("/");
+    command.env_remove(CLUSTER_VARIABLE);
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
     command.process_group(0);
     command.spawn().map_err(failed)?;
@@ -175,7 +178,14 @@ async fn ensure_volume(managers: &Managers) -> Outcome {
     ask_managers(managers, &request, wait).await.map(drop)
 }
 
-/// The directory of an embedded cluster that a command names, or the default one.
-pub fn directory_of(given: Option<&Path>) -> std::path::PathBuf {
-    given.map_or_else(default_data_directory, Path::to_owned)
+/// The directory of an embedded cluster that a command names, by itself or by its cluster file, or
+/// the default one.
+pub fn directory_of(given: Option<&Path>) -> PathBuf {
+    match given {
+        None => default_data_directory(),
+        Some(path) if path.ends_with(CLUSTER_FILE) => {
+            path.parent().map_or_else(PathBuf::new, Path::to_owned)
+        }
+        Some(path) => path.to_owned(),
+    }
 }

@@ -5,10 +5,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
-use milpa_types::{DataError, Epoch, ExtentId, PartitionId, Role};
-use milpa_wire::data::{DataAnswer, DataReply, DataRequest, EXTENT_STATES_MAX};
+use std::collections::BTreeMap;
 
-use crate::store::StoreError;
+use milpa_types::{DataError, Epoch, ExtentId, PartitionId, Role};
+use milpa_wire::data::{
+    DataAnswer, DataReply, DataRequest, EXTENT_STATES_MAX, ExtentDigest, ExtentState,
+};
+
+use crate::store::{ExtentStore, StoreError};
 
 use super::access::partition_of;
 use super::disk::{Disk, Incoming};
@@ -196,7 +200,7 @@ impl Disk {
                 let lengths: BTreeMap<_, _> = lengths.into_iter().collect();
                 let mut digests = Vec::new();
                 for state in store.states(&[]).into_iter().take(DIGESTS_MAX) {
-                    match store.digest(state.extent, lengths.get(&state.extent).copied()) {
+                    match verified_digest(&store, &state, &lengths) {
                         Ok(digest) => digests.push(digest),
                         // Removed meanwhile: it is in nobody's digest.
                         Err(StoreError::NoExtent | StoreError::Removed) => {}
@@ -208,5 +212,22 @@ impl Disk {
             },
             |_, ()| {},
         );
+    }
+}
+
+/// The digest of an extent whose bytes on the disk were read and found valid. A replica that is
+/// shorter than the primary says what it has, so that the comparison shows it.
+fn verified_digest(
+    store: &ExtentStore,
+    state: &ExtentState,
+    lengths: &BTreeMap<ExtentId, u64>,
+) -> Result<ExtentDigest, StoreError> {
+    let length = lengths.get(&state.extent).copied().unwrap_or(state.committed);
+    if let Some(block) = store.verify(state.extent, 0, u64::MAX)?.damaged.first() {
+        return Err(StoreError::Corrupt { block: *block });
+    }
+    match store.digest(state.extent, Some(length)) {
+        Err(StoreError::Shorter { length }) => store.digest(state.extent, Some(length)),
+        result => result,
     }
 }

@@ -433,7 +433,7 @@ impl Cluster {
     }
 
     pub async fn digest(&self, node: u32) -> Vec<ExtentDigest> {
-        let request = DataRequest::Digest { partition: PARTITION };
+        let request = DataRequest::Digest { partition: PARTITION, lengths: Vec::new() };
         match self.ask(&self.as_admin, node, &request, Bytes::new()).await {
             Ok((DataAnswer::Digest(digests), _)) => digests,
             other => panic!("{other:?}"),

@@ -1,64 +1,20 @@
 //! Processes die: nothing acknowledged is lost, and no call hangs.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Duration;
 
+use milpa_testbed::load::{self, Writer, content};
 use milpa_testbed::{Mounted, Testbed};
 
-use crate::{pattern, write_synced};
+const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
 
 /// RELIABILITY: after a single failure no call waits longer.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
-/// Writes files one after the other until told to stop, each with fsync, and keeps the longest
-/// time that one took.
-struct Writer {
-    stop: Arc<AtomicBool>,
-    done: Arc<AtomicU64>,
-    thread: std::thread::JoinHandle<Result<Duration, String>>,
-}
-
-fn content(number: u64) -> Vec<u8> {
-    pattern(number, (number * 7919 % 200_000) as usize)
-}
-
-impl Writer {
-    fn start(directory: PathBuf) -> Writer {
-        let (stop, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, count) = (Arc::clone(&stop), Arc::clone(&done));
-        let thread = std::thread::spawn(move || {
-            let mut longest = Duration::ZERO;
-            while !stopped.load(Ordering::Acquire) {
-                let number = count.load(Ordering::Acquire);
-                let started = Instant::now();
-                write_synced(&directory.join(format!("f{number}")), &content(number))
-                    .map_err(|e| format!("file {number}: {e}"))?;
-                longest = longest.max(started.elapsed());
-                count.store(number + 1, Ordering::Release);
-            }
-            Ok(longest)
-        });
-        Writer { stop, done, thread }
-    }
-
-    /// How many files are acknowledged as on disk.
-    fn acknowledged(&self) -> u64 {
-        self.done.load(Ordering::Acquire)
-    }
-
-    fn finish(self) -> Result<(u64, Duration), String> {
-        self.stop.store(true, Ordering::Release);
-        let longest = self.thread.join().map_err(|_| "the writer panicked".to_owned())??;
-        Ok((self.done.load(Ordering::Acquire), longest))
-    }
-}
-
 #[track_caller]
 fn check_files(directory: &Path, count: u64) {
     for number in 0..count {
-        let path = directory.join(format!("f{number}"));
+        let path = load::path(directory, number);
         let read = std::fs::read(&path).unwrap_or_else(|e| panic!("file {number}: {e}"));
         assert!(read == content(number), "file {number} differs ({} bytes)", read.len());
     }
@@ -67,7 +23,7 @@ fn check_files(directory: &Path, count: u64) {
 fn wait_for_more(bed: &Testbed, writer: &Writer, more: u64) {
     let target = writer.acknowledged() + more;
     bed.wait_until("the writer goes on", Duration::from_secs(30), |_| {
-        writer.acknowledged() >= target || writer.thread.is_finished()
+        writer.acknowledged() >= target || writer.has_ended()
     })
     .unwrap();
 }
@@ -78,7 +34,7 @@ fn one_process_of_each_role_dies_and_writing_goes_on() {
     let mount = bed.mount("default").unwrap();
     let directory = mount.path.join("files");
     std::fs::create_dir(&directory).unwrap();
-    let writer = Writer::start(directory.clone());
+    let writer = Writer::start(WRITER, &directory).unwrap();
     wait_for_more(&bed, &writer, 20);
     for name in ["manager1", "meta1", "data1", "meta2", "data3", "manager2", "data2", "meta3"] {
         bed.process(name).unwrap().kill().unwrap();
@@ -104,7 +60,7 @@ fn a_data_node_that_stays_away_is_done_without_and_taken_back() {
     let mount = bed.mount("default").unwrap();
     let directory = mount.path.join("files");
     std::fs::create_dir(&directory).unwrap();
-    let writer = Writer::start(directory.clone());
+    let writer = Writer::start(WRITER, &directory).unwrap();
     wait_for_more(&bed, &writer, 10);
     let away = bed.process("data2").unwrap().clone();
     away.signal(libc::SIGSTOP).unwrap();
@@ -146,7 +102,7 @@ fn everything_is_killed_at_once_and_what_was_synced_is_whole() {
         let mount: Mounted = bed.mount("default").unwrap();
         let directory = mount.path.join(format!("round{round}"));
         std::fs::create_dir(&directory).unwrap();
-        let writer = Writer::start(directory.clone());
+        let writer = Writer::start(WRITER, &directory).unwrap();
         wait_for_more(&bed, &writer, 25 + round * 3);
         let acknowledged = writer.acknowledged();
         bed.kill_all().unwrap();
