@@ -115,7 +115,7 @@ pub(super) fn append_hole(
     offset: u64,
     length: u64,
 ) -> Result<u64, StoreError> {
-    if length == 0 || offset % BLOCK_BYTES != 0 || length % BLOCK_BYTES != 0 {
+    if length == 0 || !(offset | length).is_multiple_of(BLOCK_BYTES) {
         return Err(StoreError::Invalid("a hole is made of whole blocks"));
     }
     let extent = store.extent(id)?;

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use milpa_types::EXTENT_BYTES_MAX;
-
 use super::extent::{Extent, ExtentParts, State};
 use super::format::{HEADER_OFFSET, Header};
 use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
@@ -11,7 +9,6 @@ use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
 /// The file, a first header, and its place in memory. Nothing is flushed here: an extent that a
 /// power failure takes away was never flushed, so nothing was promised.
 pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), StoreError> {
-    debug_assert!(HEADER_OFFSET == EXTENT_BYTES_MAX, "the header lies behind the capacity");
     store.disk.check()?;
     {
         let mut freed = lock(&store.freed);

@@ -159,7 +159,7 @@ impl FreedLog {
     ///
     /// # Errors
     ///
-    /// `NoSpace`: dead ranges and removals are kept for the next call; a cut is not.
+    /// `NoSpace`: the records are kept in memory and go first with the next call.
     pub(super) fn append(
         &mut self,
         store: &ExtentStore,
@@ -178,7 +178,7 @@ impl FreedLog {
         all.extend_from_slice(records);
         let written = self.write(store, &all);
         if matches!(written, Err(StoreError::NoSpace)) {
-            all.retain(|record| !matches!(record, Record::Cut { .. }));
+            // In their order before all later ones.
             self.pending = all;
         }
         written

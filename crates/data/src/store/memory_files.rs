@@ -326,9 +326,18 @@ impl MemoryFile {
 impl StoreFile for MemoryFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let content = self.content(Call::Read)?;
-        for (at, byte) in (offset..).zip(buffer) {
+        let (mut at, mut rest) = (offset, buffer);
+        while !rest.is_empty() {
+            let within = at as usize % PAGE;
+            let count = rest.len().min(PAGE - within);
+            let (now, later) = rest.split_at_mut(count);
             let page = content.pages.get(&(at / PAGE as u64)).and_then(|page| page.last());
-            *byte = page.and_then(|page| page.get(at as usize % PAGE)).copied().unwrap_or(0);
+            match page.and_then(|page| page.get(within..within + count)) {
+                Some(bytes) => now.copy_from_slice(bytes),
+                None => now.fill(0),
+            }
+            at += count as u64;
+            rest = later;
         }
         Ok(())
     }

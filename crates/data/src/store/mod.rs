@@ -134,7 +134,8 @@ pub enum Overwriting {
     /// Blocks that are covered in part must be whole.
     New,
     /// A block of an overwritten extent that a crash left torn is completed: bytes that the
-    /// overwrite does not cover are taken as they are (see `format`).
+    /// overwrite does not cover are taken as they are (see `format`). Serve nothing of the extent
+    /// before the log has been repeated to its end: on the way, blocks mix old and new bytes.
     Repeated,
 }
 

@@ -112,7 +112,8 @@ pub(super) fn repair_blocks(
     let mut writer = lock(&extent.writer);
     extent.check()?;
     let length = extent.state().length;
-    if offset % BLOCK_BYTES != 0 || patch.end() % BLOCK_BYTES != 0 && patch.end() != length {
+    let ends_whole = patch.end().is_multiple_of(BLOCK_BYTES) || patch.end() == length;
+    if !offset.is_multiple_of(BLOCK_BYTES) || !ends_whole {
         return Err(StoreError::Invalid("a repair covers whole blocks"));
     }
     replace(store, &extent, &file, &mut writer, &patch)

@@ -43,6 +43,11 @@ impl Ranges {
         }
     }
 
+    /// One past the highest number in the set; 0 if it is empty.
+    pub(super) fn last_end(&self) -> u64 {
+        self.0.last_key_value().map_or(0, |(_, high)| *high)
+    }
+
     pub(super) fn iter(&self) -> impl DoubleEndedIterator<Item = (u64, u64)> {
         self.0.iter().map(|(low, high)| (*low, *high))
     }

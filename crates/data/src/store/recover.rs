@@ -20,7 +20,7 @@ use super::format::{
     BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot,
     slot_offset, u32_at, u64_at,
 };
-use super::freed_log::FreedLog;
+use super::freed_log::{FreedLog, Record};
 use super::ranges::Ranges;
 use super::{ExtentStore, OpenError, extent_path, lock, seal, write_lock};
 
@@ -209,7 +209,13 @@ fn recover_extent(store: &ExtentStore, id: ExtentId, dead: Ranges) -> io::Result
     let scan = Scan { file: &*file, place: Place::new(store.partition, id), header, headers, dead };
     let found = scan.run()?;
     let mut dead = scan.dead;
-    dead.cut(found.length);
+    if dead.last_end() > found.length {
+        // Lost bytes are not dead ones: said before anything else is said of this extent. A full
+        // or failed disk is told by the next write.
+        dead.cut(found.length);
+        let cut = Record::Cut { extent: id, end: found.length };
+        let _told = lock(&store.freed).append(store, &[cut]);
+    }
     let is_short = header.sealed && found.length < header.length;
     let state = State {
         length: found.length,
