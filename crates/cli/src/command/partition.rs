@@ -75,7 +75,7 @@ async fn list(managers: &Managers, volume: Option<String>, json: bool) -> Outcom
             yes_no(partition.takes_inodes),
         ]);
     }
-    print!("{}\n", table.render());
+    println!("{}", table.render());
     let mut table = Table::new(&[
         "data", "volume", "epoch", "primary", "nodes", "away", "used", "extents", "writable",
     ]);

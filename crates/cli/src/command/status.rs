@@ -7,7 +7,6 @@ use super::{ask, print_json, unexpected};
 use crate::cluster::Cluster;
 use crate::failure::Outcome;
 use crate::size::show_bytes;
-use crate::table::Table;
 
 /// Prints it.
 pub fn run(cluster: &Cluster, json: bool) -> Outcome {
