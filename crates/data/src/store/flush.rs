@@ -11,16 +11,26 @@ pub(super) fn flush(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
     store.disk.check()?;
     let mut newest_entry = 0;
     for (id, at_least) in extents {
-        let extent = store.extent(*id)?;
-        let length = extent.state().length;
-        if length < *at_least {
-            return Err(StoreError::Shorter { length });
+        match flush_one(store, *id, *at_least) {
+            Ok(entry) => newest_entry = newest_entry.max(entry),
+            // Removed, perhaps just now: no file refers to its bytes any more.
+            Err(StoreError::Removed) => {}
+            Err(error) => return Err(error),
         }
-        flush_extent(store, &extent)?;
-        newest_entry = newest_entry.max(extent.entry);
     }
     // After the files, once for all of them: their names.
     store.entries.sync(newest_entry, &store.disk, &store.directory)
+}
+
+/// Flushes one extent and returns its entry in the directory.
+fn flush_one(store: &ExtentStore, id: ExtentId, at_least: u64) -> Result<u64, StoreError> {
+    let extent = store.extent(id)?;
+    let length = extent.state().length;
+    if length < at_least {
+        return Err(StoreError::Shorter { length });
+    }
+    flush_extent(store, &extent)?;
+    Ok(extent.entry)
 }
 
 /// Flushes one extent, unless nothing changed since its last flush.

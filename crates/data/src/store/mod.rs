@@ -316,11 +316,11 @@ impl ExtentStore {
     }
 
     /// Returns when at least so many bytes of each extent are on the disk, with everything
-    /// overwritten before the call. Callers that meet share one fdatasync.
+    /// overwritten before the call. Callers that meet share one fdatasync. Removed extents are skipped.
     ///
     /// # Errors
     ///
-    /// `Shorter`, `NoExtent`, `Removed`, `NoSpace`, `Busy` if another flush takes too long;
+    /// `Shorter`, `NoExtent`, `NoSpace`, `Busy` if another flush takes too long;
     /// `DiskFailed`: nothing is known of the unflushed bytes; never repeat it in hope.
     pub fn flush(&self, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
         flush::flush(self, extents)
@@ -333,10 +333,7 @@ impl ExtentStore {
     /// As [`ExtentStore::flush`].
     pub fn flush_all(&self) -> Result<(), StoreError> {
         let dirty: Vec<_> = self.unflushed().into_iter().map(|id| (id, 0)).collect();
-        match flush::flush(self, &dirty) {
-            Err(StoreError::Removed | StoreError::NoExtent) => Ok(()),
-            other => other,
-        }
+        flush::flush(self, &dirty)
     }
 
     /// Extents with bytes that no flush has covered yet. Flush them in the background: what was

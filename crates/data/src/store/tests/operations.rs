@@ -196,7 +196,7 @@ fn freed_blocks_read_as_zeros_and_their_neighbours_as_before() {
     world.flush().unwrap();
     let world = world.crash(3);
     assert_eq!(world.read(4_096, 8_192).unwrap(), [0; 8_192], "frees are durable");
-    assert_eq!(world.store.verify(LARGE, 0, 100).unwrap().damaged, []);
+    assert_eq!(world.store.verify(LARGE, 0, 100).unwrap().damaged, [0u64; 0]);
 }
 
 #[test]

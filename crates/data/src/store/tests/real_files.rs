@@ -48,7 +48,7 @@ fn freeing_really_gives_blocks_back() {
     store.create_extent(new_extent(LARGE)).unwrap();
     append(&store, &pattern(1, 1 << 20));
     store.flush_all().unwrap();
-    assert_eq!(store.unflushed(), []);
+    assert!(store.unflushed().is_empty());
     let before = store.allocated_bytes();
     assert!(before >= 1 << 20, "{before}");
     store.free(&[Freed { extent: LARGE, offset: 4_096, length: 900_000 }]).unwrap();
