@@ -106,9 +106,8 @@ fn spawn(words: &[String], log: Option<&Path>) -> Outcome {
 /// The process behind a mount.
 fn serve(arguments: &Mount, cluster: Option<&Path>) -> Outcome {
     telemetry::init_logs();
-    let options = Options::parse(&arguments.options)?;
-    let result = Source::find(arguments, cluster)
-        .and_then(|source| serve_source(arguments, &options, source));
+    let result = Options::parse(&arguments.options)
+        .and_then(|options| serve_source(arguments, &options, Source::find(arguments, cluster)?));
     if let Err(failure) = &result {
         // For the parent, which reads our standard output until "ready".
         println!("{failure}");

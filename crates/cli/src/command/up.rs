@@ -24,6 +24,8 @@ pub const DEFAULT_VOLUME: &str = "default";
 
 /// How long the processes may take until all are registered.
 const READY_WAIT: Duration = Duration::from_secs(60);
+/// How long a port may stay in use by a process that is just ending.
+const PORT_WAIT: Duration = Duration::from_secs(1);
 /// How often readiness is looked for.
 const READY_POLL: Duration = Duration::from_millis(20);
 
@@ -127,6 +129,11 @@ fn check_ports(cluster: &Cluster) -> Outcome {
 }
 
 fn check_port(address: SocketAddr, name: &str, cluster: &Cluster) -> Outcome {
+    // A process that was killed a moment ago may not have let go of its port yet.
+    let started = Instant::now();
+    while started.elapsed() < PORT_WAIT && TcpListener::bind(address).is_err() {
+        std::thread::sleep(READY_POLL);
+    }
     TcpListener::bind(address).map(drop).map_err(|e| {
         let config = cluster.directory().join(name).join(embedded::CONFIG_FILE);
         Failure::user(format!("{name} cannot listen on {address}")).because(&e).fix(format!(
