@@ -79,7 +79,8 @@ impl MetaClient {
     ) -> Result<MetaAnswer, FsError> {
         let mut retry = Retry::new(&self.core, operation_of_read(&read));
         let partition = self.partition(slot, &mut retry).await?;
-        let request = MetaRequest::Read { partition, read };
+        let reader = Some(self.sessions.current().0);
+        let request = MetaRequest::Read { partition, reader, read };
         Ok(self.exchange(slot, &request, &mut retry).await?)
     }
 

@@ -61,7 +61,10 @@ mod tests {
         let now = Timestamp(0);
         let options = VolumeOptions::default();
         let rows = [
-            (MetaRequest::Read { partition, read: MetaRead::Statistics }, "client admin"),
+            (
+                MetaRequest::Read { partition, reader: None, read: MetaRead::Statistics },
+                "client admin",
+            ),
             (MetaRequest::Write { partition, id, now, write: MetaWrite::OpenSession }, "client"),
             (MetaRequest::Batch(Vec::new()), "manager meta data client admin"),
             (MetaRequest::KeepAlive { session: SessionId(1) }, "client"),

@@ -45,7 +45,7 @@ fn files_are_created_found_and_listed_through_the_leader() {
     let leader = client.leader(FIRST);
     let follower = cluster.nodes.iter().find(|node| node.id != leader).unwrap();
     let read = MetaRead::Lookup { parent: InodeId::ROOT, name: name("f000") };
-    let request = MetaRequest::Read { partition: FIRST, read };
+    let request = MetaRequest::Read { partition: FIRST, reader: None, read };
     let to = cluster.manager.address_of(follower.id);
     let reply = client.try_once(to, &request, PATIENCE);
     assert_eq!(reply, Err(MetaError::NotLeader { leader: Some(leader) }));
@@ -59,6 +59,7 @@ fn a_batch_is_answered_in_order() {
     let parent = InodeId::ROOT;
     let lookup = |text| MetaRequest::Read {
         partition: FIRST,
+        reader: None,
         read: MetaRead::Lookup { parent, name: name(text) },
     };
     let id = client.next_id(FIRST);
@@ -216,7 +217,7 @@ fn a_partition_without_majority_answers_within_the_deadline() {
     let write = create(InodeId::ROOT, "b", FileKind::File, None);
     let write = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
     let read = MetaRead::Lookup { parent: InodeId::ROOT, name: name("a") };
-    let read = MetaRequest::Read { partition: FIRST, read };
+    let read = MetaRequest::Read { partition: FIRST, reader: None, read };
     let wait = Duration::from_millis(1_500);
     let began = Instant::now();
     let written = client.try_once(to, &write, wait);
@@ -493,7 +494,7 @@ fn the_manager_splits_changes_options_and_deletes() {
     for _ in 0..2 {
         assert!(ask_all(&cluster, &delete).iter().all(Result::is_ok));
     }
-    let read = MetaRequest::Read { partition: FIRST, read: MetaRead::Statistics };
+    let read = MetaRequest::Read { partition: FIRST, reader: None, read: MetaRead::Statistics };
     assert_eq!(client.try_once(to, &read, PATIENCE), Err(MetaError::WrongPartition));
     cluster.kill(0);
     cluster.restart(0);

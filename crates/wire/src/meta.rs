@@ -30,6 +30,9 @@ pub enum MetaRequest {
     Read {
         /// Which.
         partition: PartitionId,
+        /// Who asks; `None` for operators. An unlinked inode exists only for the session that
+        /// holds it open: to everybody else it is stale.
+        reader: Option<SessionId>,
         /// What.
         read: MetaRead,
     },
@@ -432,7 +435,8 @@ pub enum Step {
     Finish,
     /// Roll back: undo the prepared step and forget the operation.
     Abort,
-    /// Without a prepare: a dentry of this inode is gone.
+    /// Prepare: a dentry of this inode is gone; `Finish` drops the link, so that a late duplicate
+    /// cannot drop it twice.
     DropLink {
         /// Which.
         inode: InodeId,

@@ -81,7 +81,7 @@ impl MetaNodes {
 
     pub fn answer(&mut self, node: NodeId, request: &MetaRequest) -> MetaReply {
         match request {
-            MetaRequest::Read { partition, read } => {
+            MetaRequest::Read { partition, read, .. } => {
                 self.check_leader(node, *partition)?;
                 self.read(*partition, read)
             }

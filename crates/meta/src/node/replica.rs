@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
-use milpa_types::{MetaError, NodeId, PartitionId, VolumeId};
+use milpa_types::{MetaError, NodeId, PartitionId, SessionId, VolumeId};
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
 
 use super::leases::Leases;
@@ -77,8 +77,8 @@ pub(crate) struct WaitingRead {
 /// Questions that only a proven leader answers.
 #[derive(Clone, Debug)]
 pub(crate) enum Query {
-    /// A client's read.
-    Read(MetaRead),
+    /// A read, and the session that asks.
+    Read(Option<SessionId>, MetaRead),
     /// Another partition's question about an operation.
     Inquire(OperationId),
     /// A data node's question about unpublished bytes.

@@ -28,8 +28,8 @@ impl Shell {
         responder: Responder,
     ) {
         match request {
-            MetaRequest::Read { partition, read } => {
-                self.query(multi, asker, partition, Query::Read(read), responder);
+            MetaRequest::Read { partition, reader, read } => {
+                self.query(multi, asker, partition, Query::Read(reader, read), responder);
             }
             MetaRequest::Write { partition, id, now, write } => {
                 let command = Command::Client { id, now, write };
@@ -217,7 +217,7 @@ impl Shell {
 
 fn answer(replica: &Replica, query: &Query) -> MetaReply {
     match query {
-        Query::Read(read) => replica.state.read(None, read),
+        Query::Read(reader, read) => replica.state.read(*reader, read),
         Query::Inquire(operation) => inquire(replica, *operation),
         Query::Offers(offers) => {
             let verdict = |offer: &ExtentOffer| replica.state.verdict(offer);

@@ -130,7 +130,7 @@ impl Client {
     }
 
     pub fn read(&mut self, cluster: &Cluster, partition: PartitionId, read: MetaRead) -> MetaReply {
-        self.call(cluster, partition, &MetaRequest::Read { partition, read })
+        self.call(cluster, partition, &MetaRequest::Read { partition, reader: None, read })
     }
 
     /// A file in the first partition's root.

@@ -82,7 +82,8 @@ impl Source {
             if files >= FILES_MIN {
                 break;
             }
-            let count = tree::list(&directory)?.len();
+            let paths = tree::list(&directory)?;
+            let count = paths.iter().filter(|path| directory.join(path).is_file()).count();
             if files + count <= FILES_MAX {
                 crates.push(directory);
                 files += count;
