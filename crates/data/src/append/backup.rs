@@ -144,15 +144,18 @@ impl Backup {
         result: Result<(), DataError>,
         effects: &mut Vec<BackupEffect>,
     ) {
-        // An extent of an earlier epoch is gone from the map: the bytes are there all the same,
-        // and the old primary may know it; it cannot collect all answers any more.
-        if let Some(progress) = self.extents.get_mut(&extent) {
-            match &result {
-                Ok(()) => progress.written = progress.written.max(end),
-                Err(error) => progress.failed = Some(error.clone()),
-            }
-            progress.release(effects);
+        let Some(progress) = self.extents.get_mut(&extent) else {
+            // A new epoch, or a seal, came between. The bytes may be here, but whoever decided
+            // about the extent's length may not have seen them, so they do not count.
+            let current = self.configuration.epoch;
+            effects.push(refuse(request, result.err().unwrap_or(DataError::StaleEpoch { current })));
+            return;
+        };
+        match &result {
+            Ok(()) => progress.written = progress.written.max(end),
+            Err(error) => progress.failed = Some(error.clone()),
         }
+        progress.release(effects);
         effects.push(BackupEffect::Answer { request, result });
     }
 

@@ -40,6 +40,8 @@ pub struct Primary {
     suspects: BTreeMap<NodeId, u64>,
     /// Why nothing is accepted, if so: the disk is full or failed.
     refusal: Option<DataError>,
+    /// While somebody compares the members: extents that take appends since that began.
+    watched: Option<BTreeSet<ExtentId>>,
     now_ms: u64,
 }
 
@@ -112,6 +114,7 @@ impl Primary {
             requests: 0,
             suspects: BTreeMap::new(),
             refusal: None,
+            watched: None,
             now_ms: 0,
         }
     }
@@ -414,6 +417,9 @@ impl Primary {
         let open = Open { owner, end, committed, announced, operations, closing, touched_ms };
         let before = self.extents.insert(extent, open);
         assert!(before.is_none(), "an extent id was given twice");
+        if let Some(watched) = &mut self.watched {
+            watched.insert(extent);
+        }
         Ok(extent)
     }
 
@@ -540,9 +546,18 @@ impl Primary {
         self.requests
     }
 
-    /// Whether the extent takes appends now: it is not to be aligned or offered.
-    #[must_use]
-    pub fn is_open(&self, extent: ExtentId) -> bool {
-        self.extents.contains_key(&extent)
+    /// The members are about to be asked what they hold: from now on, notes which extents take
+    /// appends.
+    pub fn watch(&mut self) {
+        self.watched = Some(self.extents.keys().copied().collect());
+    }
+
+    /// Extents that took appends at any time since [`watch`](Primary::watch), also if they ended
+    /// meanwhile: what the members said of them is of different moments, and a decision by it
+    /// could cut acknowledged bytes off.
+    pub fn end_watch(&mut self) -> BTreeSet<ExtentId> {
+        let mut watched = self.watched.take().unwrap_or_default();
+        watched.extend(self.extents.keys());
+        watched
     }
 }

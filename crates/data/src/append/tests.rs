@@ -302,6 +302,47 @@ fn a_backup_takes_bytes_only_at_its_end_and_only_in_its_epoch() {
     assert_eq!(run(&mut backup, 7, impostor), refused(7, DataError::NotPrimary { hint }));
 }
 
+/// The members of a new epoch may have decided about the extent before these bytes were written:
+/// then they cut them off, and nobody may have been told that they are safe.
+#[test]
+fn a_write_that_ends_in_a_later_epoch_does_not_count() {
+    let mut backup = Backup::new(NodeId(2), configuration(1, &[1, 2, 3]));
+    let extent = ExtentId(7);
+    let (from, epoch) = (NodeId(1), Epoch(1));
+    let head =
+        ReplicateHead { from, epoch, extent, offset: 0, length: 5, committed: 0, sync: false };
+    let mut effects = Vec::new();
+    backup.replicate(1, &head, || None, &mut effects);
+    backup.configure(configuration(2, &[2, 3]), &mut effects);
+    effects.clear();
+    backup.written(1, extent, 5, Ok(()), &mut effects);
+    let result = Err(DataError::StaleEpoch { current: Epoch(2) });
+    assert_eq!(effects, vec![BackupEffect::Answer { request: 1, result }]);
+}
+
+/// Alignment asks the members one after the other; an extent that grew meanwhile has more
+/// acknowledged bytes than any of them told of, even if it is closed by the time it is looked at.
+#[test]
+fn extents_that_changed_while_the_members_were_asked_are_known() {
+    let mut script = Script::new(&[1, 2, 3]);
+    let mut extent = |script: &mut Script, token| {
+        let start = script.append(token, head(AppendTarget::New { token }, 10)).start();
+        script.done(&start);
+        start.extent
+    };
+    let earlier = extent(&mut script, 1);
+    script.primary.close(earlier, &mut script.effects);
+    let open = extent(&mut script, 2);
+    let closed = extent(&mut script, 3);
+    script.primary.watch();
+    script.primary.close(closed, &mut script.effects);
+    let short_lived = extent(&mut script, 4);
+    script.primary.break_extent(short_lived, &mut script.effects);
+    let changing = BTreeSet::from([open, closed, short_lived]);
+    assert_eq!(script.primary.end_watch(), changing, "not {earlier}");
+    assert_eq!(script.primary.end_watch(), BTreeSet::from([open]), "the watch has ended");
+}
+
 /// Three replicas joined by queues that a random schedule serves.
 struct World {
     primary: Primary,

@@ -70,6 +70,7 @@ impl Disk {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         partition.alignment.is_running = true;
+        partition.primary.watch();
         let broken = std::mem::take(&mut partition.alignment.broken);
         partition.alignment.unaligned = broken.len() as u64;
         let now = milpa_host::clock::now_ms();
@@ -128,8 +129,10 @@ impl Run {
         let asked = self.only.iter().flatten().copied();
         let mut extents: BTreeSet<ExtentId> =
             held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();
-        self.drop_open(&mut extents).await;
         let mut left = BTreeSet::new();
+        if !self.drop_changing(&mut extents).await {
+            return Outcome { left, complete: false };
+        }
         for extent in extents {
             let claims: Vec<Claim> = held
                 .iter()
@@ -192,17 +195,19 @@ impl Run {
         }
     }
 
-    /// Extents that take appends now are aligned when they end.
-    async fn drop_open(&self, extents: &mut BTreeSet<ExtentId>) {
-        let (partition, asked) = (self.filling.partition, std::mem::take(extents));
-        let keep = move |disk: &mut Disk| match disk.partitions.get(&partition) {
-            Some(partition) => {
-                asked.into_iter().filter(|extent| !partition.primary.is_open(*extent)).collect()
-            }
-            None => BTreeSet::new(),
+    /// Extents that took appends while the members were asked are aligned when they break; closed
+    /// ones are equal. False if the answers are of an epoch that is over: they count for nothing.
+    async fn drop_changing(&self, extents: &mut BTreeSet<ExtentId>) -> bool {
+        let (partition, epoch) = (self.filling.partition, self.configuration.epoch);
+        let changing = move |disk: &mut Disk| {
+            let partition = disk.partitions.get_mut(&partition)?;
+            let changing = partition.primary.end_watch();
+            (partition.configuration.epoch == epoch).then_some(changing)
         };
-        let kept = self.filling.shared.ask_disk(self.filling.disk, keep).await;
-        *extents = kept.unwrap_or_default();
+        let changing = self.filling.shared.ask_disk(self.filling.disk, changing).await.flatten();
+        let Some(changing) = changing else { return false };
+        extents.retain(|extent| !changing.contains(extent));
+        true
     }
 
     async fn align(

@@ -82,6 +82,7 @@ impl Disk {
         tracing::info!(partition = %id, epoch = %configuration.epoch,
             members = ?configuration.members, primary = %configuration.primary, "configuration");
         partition.configuration = configuration.clone();
+        partition.marked_everywhere.clear();
         let (mut appends, mut backups) = (Vec::new(), Vec::new());
         partition.primary.configure(configuration.clone(), &mut appends);
         partition.backup.configure(configuration.clone(), &mut backups);

@@ -59,12 +59,17 @@ impl Filling {
     pub async fn fill(&self, new: NewExtent, length: u64, source: NodeId) -> Result<(), DataError> {
         let extent = new.id;
         let mut held = self.on_extent(extent, move |store| prepare(store, new)).await?;
+        let mut is_mark_known = false;
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
             let chunk = self.fetch(extent, held, wanted, source, 0).await?;
             let got = chunk.hole + chunk.bytes.len() as u64;
             if got == 0 {
                 return Err(DataError::NotHere);
+            }
+            if !is_mark_known {
+                self.copy_mark(extent, source).await?;
+                is_mark_known = true;
             }
             let fence = chunk.fence;
             let land = move |store: &ExtentStore| append_chunk(store, extent, held, &chunk);
@@ -83,6 +88,24 @@ impl Filling {
         let flushed =
             self.shared.run_slow(self.disk, move || store.flush(&[(extent, length)])).await;
         flushed.ok_or(DataError::Busy)?.map_err(DataError::from)
+    }
+
+    /// An extent that is read at the leader there is read at the leader here too: before there is
+    /// a byte of it to read. Called after a fetch, when the source has applied all that found the
+    /// extent missing here; later overwrites find it, and mark it.
+    async fn copy_mark(&self, extent: ExtentId, source: NodeId) -> Result<(), DataError> {
+        let partition = self.partition;
+        let epoch = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
+        let epoch = self.shared.ask_disk(self.disk, epoch).await.flatten();
+        let epoch = epoch.ok_or(DataError::WrongPartition)?;
+        let extents = vec![extent];
+        let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
+        let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
+        let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
+        if states.iter().any(|state| state.extent == extent && state.overwritten) {
+            self.on_extent(extent, move |store| store.mark_overwritten(extent)).await?;
+        }
+        Ok(())
     }
 
     /// Replaces the blocks of a range by those of another replica.

@@ -156,6 +156,15 @@ fn a_blank_replica_is_filled() {
         cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 5).await;
         assert_eq!(cluster.read(3, extents[4], 0..300_000, false).await, Ok(bytes));
+        // It never saw these overwrites, but it knows that others may have newer bytes.
+        for extent in &extents[..2] {
+            let leader = cluster.leader(&[1, 2, 3]).await;
+            let read = cluster.read(3, *extent, 0..300_000, false).await;
+            match leader {
+                3 => assert!(read.is_ok(), "{read:?}"),
+                _ => assert!(matches!(read, Err(DataError::NotPrimary { .. })), "{read:?}"),
+            }
+        }
         for node in [1, 2, 3] {
             cluster.kill_node(node).await;
         }
