@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all demo test build release packages format lint docs licences unit e2e install clean help
+.PHONY: all crash bench bench-million bench-directory demo test build release packages format lint docs licences unit e2e install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -42,6 +42,18 @@ unit: ## tests of each crate
 
 e2e: build ## tests on real mounts with real processes
 	$(CARGO) test -p milpa-testbed -- --test-threads=1
+
+crash: build ## kill everything at once under load, 20 times (MILPA_CRASH_ROUNDS)
+	MILPA_CRASH_ROUNDS=$${MILPA_CRASH_ROUNDS:-20} $(CARGO) test -p milpa-testbed -- --test-threads=1 --nocapture everything_is_killed
+
+bench: release ## mdtest's phases and fio's patterns beside plain ext4
+	target/release/milpa-bench compare
+
+bench-million: release ## a million inodes: memory for each, restart of each meta node
+	target/release/milpa-bench million
+
+bench-directory: release ## 100,000 files in one directory: ls and the mount's memory
+	target/release/milpa-bench directory
 
 install: release ## milpa and mount.milpa
 	install -D -m 755 target/release/milpa $(DESTDIR)$(PREFIX)/bin/milpa

@@ -45,6 +45,12 @@ enum Command {
         #[arg(long, default_value_t = 1_000_000)]
         files: u64,
     },
+    /// One large directory: `ls -f`, `ls -l`, and the memory of the mount
+    Directory {
+        /// How many files
+        #[arg(long, default_value_t = 100_000)]
+        files: u64,
+    },
     /// One process of a phase (the others start this)
     #[command(hide = true)]
     Worker {
@@ -59,6 +65,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Compare { names, mib, plain } => compare(names, mib, plain.as_deref()),
         Command::Million { files } => million::run(files),
+        Command::Directory { files } => million::directory(files),
         Command::Worker { directory, count } => worker::run(&directory, count),
     };
     match result {

@@ -35,9 +35,10 @@ pub fn run(files: u64) -> Outcome {
         bed.wait_until("serving again", Duration::from_secs(60), |_| {
             serves(&process.http_listen, files)
         })?;
+        let (seconds, memory) = (started.elapsed().as_secs_f64(), process.memory_bytes());
+        let each = memory.unwrap_or(0) / files.max(1);
         println!(
-            "{name}: killed, serving {files} inodes again after {:.1} s",
-            started.elapsed().as_secs_f64()
+            "{name}: killed, serving {files} inodes again after {seconds:.1} s; {each} bytes a file"
         );
     }
     Ok(())
@@ -51,6 +52,39 @@ fn memory_of_meta_nodes(bed: &Testbed) -> Vec<(String, u64)> {
 /// Whether the node's own metrics say that it holds so many inodes again.
 fn serves(http: &str, files: u64) -> bool {
     milpa_testbed::metric(http, "milpa_meta_inodes").is_some_and(|inodes| inodes >= files as f64)
+}
+
+/// One directory with so many files: `ls -f`, `ls -l`, and what the mount takes in memory.
+pub fn directory(files: u64) -> Outcome {
+    let mut bed = Testbed::start()?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|e| e.to_string())?;
+    let started = Instant::now();
+    runtime.block_on(async {
+        let client = connect(&bed).await?;
+        let creation = Creation { mode: 0o755, uid: 0, gid: 0 };
+        let made = client.mkdir(InodeId::ROOT, &name("large")?, creation).await;
+        create(&client, made.map_err(|e| e.to_string())?.inode, files, creation).await?;
+        client.shutdown().await.map_err(|e| e.to_string())
+    })?;
+    println!("created {files} files in {:.1} s", started.elapsed().as_secs_f64());
+    let mount = bed.mount("default")?;
+    let pid = mount.pid()?;
+    for arguments in ["-f", "-l", "-lU"] {
+        let started = Instant::now();
+        let mut ls = std::process::Command::new("ls");
+        let output = ls.arg(arguments).arg(mount.path.join("large")).output();
+        let output = output.map_err(|e| e.to_string())?;
+        let lines = String::from_utf8_lossy(&output.stdout).lines().count();
+        let memory = milpa_testbed::memory_bytes(pid).unwrap_or(0) >> 20;
+        let seconds = started.elapsed().as_secs_f64();
+        println!(
+            "ls {arguments:<3}: {lines} lines in {seconds:.2} s; the mount takes {memory} MiB"
+        );
+    }
+    bed.umount(&mount)?;
+    bed.down()
 }
 
 async fn fill(bed: &Testbed, files: u64) -> Outcome {

@@ -14,7 +14,7 @@ mod process;
 pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};
-pub use process::{ServerProcess, metric};
+pub use process::{ServerProcess, memory_bytes, metric};
 
 /// What goes wrong in a test bed is told to a person at once.
 pub type Outcome<T = ()> = Result<T, String>;

@@ -39,9 +39,7 @@ impl ServerProcess {
 
     /// Its resident memory in bytes, if it runs.
     pub fn memory_bytes(&self) -> Option<u64> {
-        let statm = std::fs::read_to_string(format!("/proc/{}/statm", self.pid()?)).ok()?;
-        let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
-        Some(pages * 4096)
+        memory_bytes(self.pid()?)
     }
 
     /// Sends it a signal.
@@ -63,6 +61,14 @@ impl ServerProcess {
     pub fn kill(&self) -> Outcome<i32> {
         self.signal(libc::SIGKILL)
     }
+}
+
+/// Resident memory of a process in bytes, if it runs.
+#[must_use]
+pub fn memory_bytes(pid: i32) -> Option<u64> {
+    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = statm.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages * 4096)
 }
 
 /// Sends a signal to one process.
