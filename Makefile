@@ -4,10 +4,10 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all crash bench bench-million bench-directory demo test build release packages format lint docs licences unit e2e install clean help
+.PHONY: all crash bench bench-million bench-directory demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 all: build
 
@@ -41,10 +41,15 @@ unit: ## tests of each crate
 	$(CARGO) test --workspace --exclude milpa-testbed
 
 e2e: build ## tests on real mounts with real processes
+	@scripts/packages strace
 	$(CARGO) test -p milpa-testbed -- --test-threads=1
 
 crash: build ## kill everything at once under load, 20 times (MILPA_CRASH_ROUNDS)
 	MILPA_CRASH_ROUNDS=$${MILPA_CRASH_ROUNDS:-20} $(CARGO) test -p milpa-testbed -- --test-threads=1 --nocapture everything_is_killed
+
+test-flush-fault: build ## builds that skip flushes must fail the test that looks for them
+	@scripts/packages strace
+	CARGO="$(CARGO)" scripts/test-flush-fault
 
 bench: release ## mdtest's phases and fio's patterns beside plain ext4
 	target/release/milpa-bench compare

@@ -11,6 +11,7 @@
 mod bed;
 pub mod load;
 mod process;
+pub mod trace;
 pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};

@@ -129,7 +129,7 @@ pub(crate) fn open_disk(
     let owner = owner_of(incarnation, id);
     let (wal, recovered) =
         Wal::open(storage, WalOptions::new(owner, nonce)).map_err(|e| e.to_string())?;
-    let store_disk = StoreDisk::new(Arc::new(SystemFiles), LIMITS);
+    let store_disk = StoreDisk::new(Arc::new(SystemFiles::new()), LIMITS);
     let mut replicas = Vec::new();
     for state in load_all(&states)? {
         let path = extents.join(state.partition.to_string());

@@ -5,6 +5,7 @@
 mod crash;
 mod errors;
 mod files;
+mod flush;
 mod names;
 mod space;
 
