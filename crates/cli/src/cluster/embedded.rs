@@ -24,8 +24,10 @@ use crate::failure::{Failure, Outcome};
 /// The name of each process's config file in its directory.
 pub const CONFIG_FILE: &str = "config.toml";
 
-/// Ports are sought from here upward.
-const FIRST_PORT: u16 = 7400;
+/// Ports are sought from a place in this range upward: above those that services are known by,
+/// below those that the kernel gives to outgoing connections. The place is drawn at random, so that
+/// two clusters on one machine do not take each other's ports while one is down.
+const PORTS: std::ops::Range<u16> = 10_000..30_000;
 
 const MANAGERS: usize = 3;
 const META_NODES: usize = 3;
@@ -119,10 +121,11 @@ fn create(choices: &Choices, base: &Path) -> Outcome {
     std::fs::create_dir_all(base.join("logs")).map_err(io)?;
     let base = base.canonicalize().map_err(io)?;
     let data_nodes = if choices.data_nodes == 0 { 3 } else { choices.data_nodes };
-    let processes = lay_out(&base, data_nodes)?;
+    let id = random_id()?;
+    let processes = lay_out(&base, data_nodes, id)?;
     let managers: Vec<&Process> = processes.iter().filter(|p| p.role == Role::Manager).collect();
     let file = ClusterFile {
-        cluster: format!("{:032x}", random_id()?),
+        cluster: format!("{id:032x}"),
         managers: managers.iter().map(|m| m.listen).collect(),
         key_file: "cluster.key".into(),
         process: processes.clone(),
@@ -150,12 +153,12 @@ fn random_id() -> Outcome<u128> {
     Ok(u128::from_le_bytes(bytes))
 }
 
-fn lay_out(base: &Path, data_nodes: usize) -> Outcome<Vec<Process>> {
+fn lay_out(base: &Path, data_nodes: usize, id: u128) -> Outcome<Vec<Process>> {
     let roles = [(Role::Manager, MANAGERS), (Role::Meta, META_NODES), (Role::Data, data_nodes)];
     let named = roles
         .iter()
         .flat_map(|(role, count)| (1..=*count).map(move |n| (*role, format!("{role}{n}"))));
-    let mut ports = free_ports();
+    let mut ports = free_ports(id);
     named
         .map(|(role, name)| {
             let directory = base.join(&name);
@@ -166,13 +169,14 @@ fn lay_out(base: &Path, data_nodes: usize) -> Outcome<Vec<Process>> {
 }
 
 fn next(ports: &mut impl Iterator<Item = SocketAddr>) -> Outcome<SocketAddr> {
-    let none = || Failure::user(format!("no free ports at or above {FIRST_PORT} on 127.0.0.1"));
-    ports.next().ok_or_else(none)
+    ports.next().ok_or_else(|| Failure::user("too few free ports on 127.0.0.1"))
 }
 
 /// Loopback addresses that nobody listens on now.
-fn free_ports() -> impl Iterator<Item = SocketAddr> {
-    (FIRST_PORT..u16::MAX)
+fn free_ports(id: u128) -> impl Iterator<Item = SocketAddr> {
+    // Half of the range is left for the search upward.
+    let first = PORTS.start + (id % u128::from(PORTS.end - PORTS.start) / 2) as u16;
+    (first..PORTS.end)
         .map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
         .filter(|address| TcpListener::bind(address).is_ok())
 }

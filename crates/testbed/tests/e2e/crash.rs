@@ -75,7 +75,8 @@ fn a_data_node_that_stays_away_is_done_without_and_taken_back() {
     wait_for_more(&bed, &writer, 10);
     let (count, longest) = writer.finish().unwrap();
     assert!(longest < STALL_MAX, "one file took {longest:?}");
-    check_files(&directory, count);
+    let fresh = bed.mount("default").unwrap();
+    check_files(&fresh.path.join("files"), count);
     bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
         bed.milpa(&["partition", "compare"]).is_ok()
     })
@@ -110,7 +111,10 @@ fn everything_is_killed_at_once_and_what_was_synced_is_whole() {
         wait_for_more(&bed, &writer, 5);
         let (count, _) = writer.finish().unwrap();
         assert!(acknowledged >= 25, "nothing was acknowledged: a void run");
-        check_files(&directory, count);
+        // Through a mount that has cached nothing.
+        let fresh = bed.mount("default").unwrap();
+        check_files(&fresh.path.join(format!("round{round}")), count);
+        bed.umount(&fresh).unwrap();
         bed.umount(&mount).unwrap();
         total += count;
         println!(
