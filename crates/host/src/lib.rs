@@ -4,6 +4,7 @@
 //! Shells use this crate; cores never do. It knows how bytes travel and who may speak, and nothing
 //! of inodes, extents or policy.
 
+pub mod address_book;
 pub mod clock;
 mod connection;
 mod handshake;

@@ -148,7 +148,8 @@ impl Backup {
             // A new epoch, or a seal, came between. The bytes may be here, but whoever decided
             // about the extent's length may not have seen them, so they do not count.
             let current = self.configuration.epoch;
-            effects.push(refuse(request, result.err().unwrap_or(DataError::StaleEpoch { current })));
+            effects
+                .push(refuse(request, result.err().unwrap_or(DataError::StaleEpoch { current })));
             return;
         };
         match &result {

@@ -95,7 +95,8 @@ impl Filling {
     /// extent missing here; later overwrites find it, and mark it.
     async fn copy_mark(&self, extent: ExtentId, source: NodeId) -> Result<(), DataError> {
         let partition = self.partition;
-        let epoch = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
+        let epoch =
+            move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
         let epoch = self.shared.ask_disk(self.disk, epoch).await.flatten();
         let epoch = epoch.ok_or(DataError::WrongPartition)?;
         let extents = vec![extent];

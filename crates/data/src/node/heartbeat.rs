@@ -99,8 +99,11 @@ fn heartbeat(shared: &Shared, incarnation: u128) -> Heartbeat {
 async fn refresh_nodes(shared: &Shared) -> bool {
     match shared.managers.call(&ManagerRequest::GetNodes, NODES_WAIT).await {
         Ok(ManagerAnswer::Nodes(nodes)) => {
-            let addresses = nodes.into_iter().map(|node| (node.id, node.address)).collect();
-            *shared.addresses.borrow_mut() = addresses;
+            let addresses = nodes.into_iter().map(|node| (node.id, node.address));
+            let changed = shared.addresses.borrow_mut().learn(addresses);
+            if let Some(save) = changed {
+                tokio::task::spawn_blocking(save);
+            }
             true
         }
         _ => false,

@@ -38,6 +38,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use milpa_host::address_book::AddressBook;
 use milpa_host::keys::Key;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
@@ -169,12 +170,13 @@ async fn start_and_serve(
     };
     directory.set_node(node)?;
     identity.set_node(node);
+    let known_addresses = AddressBook::open(config.directory.join("nodes"));
     let shared = Rc::new(Shared {
         config,
         node,
         pool,
         managers,
-        addresses: RefCell::default(),
+        addresses: RefCell::new(known_addresses),
         routes: RefCell::default(),
         disks: RefCell::default(),
         queued: Cell::new(0),

@@ -70,9 +70,10 @@ impl Disk {
         let end = it.offset.checked_add(payload.len() as u64).ok_or(DataError::Invalid)?;
         match partition.store.states(&[it.extent]).first() {
             Some(state) if end <= state.committed => Ok(()),
-            // The primary's word that these bytes are committed is still on its way.
-            Some(state) if end <= state.length => Err(DataError::Busy),
-            Some(_) => Err(DataError::Invalid),
+            // The primary's word that these bytes are committed is still on its way; or the bytes
+            // are, if this replica is being filled.
+            Some(_) => Err(DataError::Busy),
+            None if partition.store.is_removed(it.extent) => Err(DataError::NoExtent),
             None => Err(DataError::NotHere),
         }
     }

@@ -6,6 +6,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
+use milpa_host::address_book::AddressBook;
 use milpa_host::clock::now_us;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::{CallError, Pool};
@@ -47,8 +48,8 @@ pub(crate) struct Shared {
     pub pool: Pool,
     /// The managers.
     pub managers: Managers,
-    /// Where the other nodes listen.
-    pub addresses: RefCell<BTreeMap<NodeId, SocketAddr>>,
+    /// Where the other nodes listen, also while no manager is there to tell.
+    pub addresses: RefCell<AddressBook>,
     /// Which disk holds a partition.
     pub routes: RefCell<BTreeMap<PartitionId, usize>>,
     /// The disks.
@@ -62,7 +63,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Where a node listens, if known.
     pub fn address(&self, node: NodeId) -> Option<SocketAddr> {
-        self.addresses.borrow().get(&node).copied()
+        self.addresses.borrow().get(node)
     }
 
     /// Asks another data node. A node that cannot be asked is silent.

@@ -382,6 +382,12 @@ impl ExtentStore {
         scrub::details(self, ids)
     }
 
+    /// Whether the extent was here and its removal was ordered: it comes back nowhere.
+    #[must_use]
+    pub fn is_removed(&self, id: ExtentId) -> bool {
+        lock(&self.freed).is_removed(id)
+    }
+
     /// Number of extents.
     #[must_use]
     pub fn extent_count(&self) -> u64 {

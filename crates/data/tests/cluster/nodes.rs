@@ -219,7 +219,30 @@ impl Cluster {
     }
 
     pub async fn start_node(&mut self, node: u32) {
-        let config = self.config(node);
+        self.start_node_with(node, self.config(node)).await;
+    }
+
+    /// All three restart where they were, while no manager answers.
+    pub async fn restart_without_managers(&mut self) {
+        until("everybody has written down where the others are", async || {
+            let book = |node| self.base.path().join(format!("node{node}/nodes"));
+            let lines = |node| Some(std::fs::read_to_string(book(node)).ok()?.lines().count());
+            [1, 2, 3].into_iter().all(|node| lines(node) == Some(3)).then_some(())
+        })
+        .await;
+        let listen = [1, 2, 3].map(|node| self.running[&node].started.address);
+        for node in [1, 2, 3] {
+            self.kill_node(node).await;
+        }
+        for (node, listen) in (1..).zip(listen) {
+            // Port 1 is nobody's.
+            let managers = vec!["127.0.0.1:1".parse().unwrap()];
+            let config = DataNodeConfig { listen, managers, ..self.config(node) };
+            self.start_node_with(node, config).await;
+        }
+    }
+
+    async fn start_node_with(&mut self, node: u32, config: DataNodeConfig) {
         let (announce, announced) = tokio::sync::oneshot::channel();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -417,6 +440,21 @@ impl Cluster {
         offset: u64,
         bytes: &[u8],
     ) {
+        until("the overwrite is acknowledged", async || {
+            self.try_overwrite(nodes, epoch, extent, offset, bytes).await.ok()
+        })
+        .await;
+    }
+
+    /// One try, at whoever leads.
+    pub async fn try_overwrite(
+        &self,
+        nodes: &[u32],
+        epoch: u64,
+        extent: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+    ) -> Result<(), DataError> {
         let request = DataRequest::Overwrite(Overwrite {
             partition: PARTITION,
             epoch: Epoch(epoch),
@@ -424,12 +462,9 @@ impl Cluster {
             offset,
             checksums: checksums(bytes),
         });
-        until("the overwrite is acknowledged", async || {
-            let leader = self.leader(nodes).await;
-            let payload = Bytes::copy_from_slice(bytes);
-            self.ask(&self.as_client, leader, &request, payload).await.ok().map(|_| ())
-        })
-        .await;
+        let leader = self.leader(nodes).await;
+        let payload = Bytes::copy_from_slice(bytes);
+        self.ask(&self.as_client, leader, &request, payload).await.map(|_| ())
     }
 
     pub async fn digest(&self, node: u32) -> Vec<ExtentDigest> {

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use milpa_host::address_book::AddressBook;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::Pool;
 use milpa_types::{MetaError, MetaSlot, Next, NodeId, PartitionId, Role, VolumeId, VolumeView};
@@ -15,7 +16,6 @@ use milpa_wire::meta::{MetaAnswer, MetaPartitionReport, MetaReply, MetaRequest};
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
-use super::address_book::AddressBook;
 use super::inbox::{Asker, Event, Inbox};
 use super::metrics::operation_of;
 use super::responder::Responder;

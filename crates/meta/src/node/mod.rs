@@ -49,7 +49,6 @@ use self::snapshot_store::SnapshotStore;
 use self::upkeep::Upkeep;
 use crate::config::MetaNodeConfig;
 
-mod address_book;
 mod apply;
 mod batch;
 mod context;

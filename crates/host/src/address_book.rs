@@ -1,5 +1,5 @@
-//! Where the other nodes listen, remembered over restarts: meta nodes find each other again while
-//! no manager is up.
+//! Where the other nodes listen, remembered over restarts: meta nodes and data nodes find each
+//! other again while no manager is up.
 //!
 //! A hint, not a truth: the handshake tells whether the right node answers. So the file is neither
 //! synced nor checked beyond its syntax: lines of `<node id> <address>`.
@@ -16,14 +16,15 @@ const LINES_MAX: usize = 100_000;
 
 /// The map and its file.
 #[derive(Debug)]
-pub(crate) struct AddressBook {
+pub struct AddressBook {
     path: PathBuf,
     addresses: BTreeMap<NodeId, SocketAddr>,
 }
 
 impl AddressBook {
     /// Reads what is remembered; nothing, if that cannot be read.
-    pub(crate) fn open(path: PathBuf) -> AddressBook {
+    #[must_use]
+    pub fn open(path: PathBuf) -> AddressBook {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let parse = |line: &str| {
             let (id, address) = line.split_once(' ')?;
@@ -33,12 +34,14 @@ impl AddressBook {
         AddressBook { path, addresses }
     }
 
-    pub(crate) fn get(&self, node: NodeId) -> Option<SocketAddr> {
+    /// Where a node listens, if known.
+    #[must_use]
+    pub fn get(&self, node: NodeId) -> Option<SocketAddr> {
         self.addresses.get(&node).copied()
     }
 
     /// Takes addresses over. If any was news, gives the work that writes the file, which blocks.
-    pub(crate) fn learn(
+    pub fn learn(
         &mut self,
         nodes: impl Iterator<Item = (NodeId, SocketAddr)>,
     ) -> Option<impl FnOnce() + Send + 'static> {
