@@ -82,7 +82,16 @@ impl Testbed {
     ///
     /// What `milpa up` said.
     pub fn start_with(arguments: &[&str]) -> Outcome<Testbed> {
-        let directory = tempfile::Builder::new().prefix("milpa-testbed-").tempdir();
+        Testbed::start_in(&std::env::temp_dir(), arguments)
+    }
+
+    /// Starts a cluster whose files lie in a temporary directory below `parent`.
+    ///
+    /// # Errors
+    ///
+    /// What `milpa up` said.
+    pub fn start_in(parent: &Path, arguments: &[&str]) -> Outcome<Testbed> {
+        let directory = tempfile::Builder::new().prefix("milpa-testbed-").tempdir_in(parent);
         let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
         let (processes, mounts) = (Vec::new(), Vec::new());
         let mut bed = Testbed { program: program()?, directory, processes, mounts };

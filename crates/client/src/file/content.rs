@@ -356,6 +356,18 @@ impl Content {
         released
     }
 
+    /// Gives up what cannot be sent. What the data nodes have stays to be published, so that a file
+    /// that did not fit is as long as what did, and deleting it gives the space back. Gives how many
+    /// bytes left the buffer.
+    pub(crate) fn discard_unsent(&mut self) -> u64 {
+        let released = self.buffered_bytes();
+        (self.dirty, self.sending) = (RangeMap::default(), RangeMap::default());
+        let sent = self.unpublished.iter().map(Segment::end).max().unwrap_or(0);
+        self.untold.end = self.untold.end.min(sent);
+        self.size = self.attributes.size.max(sent);
+        released
+    }
+
     /// Gives up everything that is not published. Gives how many bytes left the buffer.
     pub(crate) fn discard(&mut self) -> u64 {
         let released = self.buffered_bytes();

@@ -122,6 +122,13 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
+    /// What failed in the background and was not told yet. A writer hears of it at the next write,
+    /// and again at fsync or close: no program may miss it.
+    fn failure_to_tell(&self) -> Option<FsError> {
+        let (count, failure) = self.file.shared().failures.clone();
+        failure.filter(|_| self.told.load(Ordering::Relaxed) < count)
+    }
+
     /// What failed in the background since the last time, once.
     fn untold_failure(&self) -> Option<FsError> {
         let (count, failure) = self.file.shared().failures.clone();

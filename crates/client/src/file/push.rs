@@ -43,7 +43,11 @@ impl Inner {
         let Some(push) = push else { return Ok(false) };
         let result = self.send(file, io, push, session, sync).await;
         if let Err(error) = &result {
-            self.push_failed(file, error);
+            self.send_failed(file, error);
+            if !error.may_pass() {
+                // Its own failure is remembered too; this one is what the caller is told.
+                let _ = self.publish(file).await;
+            }
         }
         result.map(|()| true)
     }
@@ -142,6 +146,18 @@ impl Inner {
             }
         }
         Err(FsError::Meta(MetaError::Busy))
+    }
+
+    /// After data nodes did not take all: bytes that they may still take go back to the buffer,
+    /// others are dropped; every handle will be told.
+    fn send_failed(&self, file: &FileState, error: &FsError) {
+        let mut shared = file.shared();
+        let content = &mut shared.content;
+        let released =
+            if error.may_pass() { content.push_failed() } else { content.discard_unsent() };
+        shared.failed(error);
+        drop(shared);
+        self.budget.give(released);
     }
 
     /// After a failure: bytes that may still be saved go back to the buffer, others are dropped;

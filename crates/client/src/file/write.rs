@@ -35,6 +35,9 @@ impl Inner {
         if !handle.flags.write {
             return Err(FsError::BadHandle);
         }
+        if let Some(failure) = handle.failure_to_tell() {
+            return Err(failure);
+        }
         self.core.stats.written_bytes.inc_by(data.len() as u64);
         let mut at = offset;
         while !data.is_empty() {

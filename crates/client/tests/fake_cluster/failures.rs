@@ -140,6 +140,37 @@ async fn a_full_volume_says_so_to_close_and_frees_the_buffer() {
     assert_eq!(client.getattr(opened.attributes.inode).await.unwrap().size, 0);
 }
 
+/// On a real full disk a file of 2 GB that did not fit showed 0 bytes, and deleting it gave back
+/// nothing: what the data nodes had taken belonged to no file.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_does_not_fit_is_as_long_as_what_did() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    let whole = pattern(1, 2_000_000);
+    client.write(opened.handle, 0, whole[..1_000_000].to_vec().into(), false).await.unwrap();
+    // Sent, but not published yet.
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
+        _ => None,
+    });
+    client
+        .write(opened.handle, 1_000_000, whole[1_000_000..].to_vec().into(), false)
+        .await
+        .unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    let full = Err(FsError::Data(DataError::NoSpace));
+    let next = client.write(opened.handle, 2_000_000, pattern(2, 10), false).await;
+    assert_eq!(next, full, "the writer hears of it at the next write");
+    assert_eq!(client.flush(opened.handle).await, full, "and again at close");
+    cluster.heal();
+    let size = client.getattr(opened.attributes.inode).await.unwrap().size as usize;
+    assert!((128 * 1024..2_000_000).contains(&size), "{size} bytes are in the file");
+    let read = client.read(opened.handle, 0, 2_000_000).await.unwrap().concat();
+    assert!(read == whole[..size]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_failure_in_the_background_is_told_once_to_every_handle() {
     let cluster = Cluster::new();

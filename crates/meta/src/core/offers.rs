@@ -9,6 +9,10 @@
 //! never here is put among the ended by the entry that decides ([`Command::JudgeOffers`]). So the
 //! decision has a place in the log; every publish of the session lies before it, and was seen.
 //!
+//! An inode that does not exist was deleted, as bytes are written for inodes that exist; its id is
+//! never given again. Nothing can refer to its bytes, whoever wrote them and whether or not they
+//! live: so a client that keeps running does not keep the bytes of files that are gone.
+//!
 //! Clients, for their part, open their session in an inode's partition before they write bytes for
 //! that inode.
 //!
@@ -30,6 +34,9 @@ impl Partition {
             Verdict::Wait
         } else if self.refers_to(offer.inode, &offer.range) {
             Verdict::Keep
+        } else if !self.tables.inodes.contains(&offer.inode) {
+            // Deleted: ids are never reused, so no publish can ever name these bytes.
+            Verdict::Delete
         } else if self.tables.sessions.contains(&offer.session) {
             Verdict::Wait
         } else {
@@ -43,8 +50,9 @@ impl Partition {
         }
         let verdicts: Vec<_> = offers.iter().map(|offer| self.judge(offer)).collect();
         for (offer, verdict) in offers.iter().zip(&verdicts) {
+            let lives = self.tables.sessions.contains(&offer.session);
             let ended = &mut self.tables.ended_sessions;
-            if *verdict == Verdict::Delete && !ended.contains(&offer.session) {
+            if *verdict == Verdict::Delete && !lives && !ended.contains(&offer.session) {
                 ended.insert(&offer.session, &index);
             }
         }

@@ -1,10 +1,80 @@
 //! Space: what is deleted comes back, what is full says so.
 
+use std::io::Write;
 use std::time::Duration;
 
 use milpa_testbed::{Testbed, tree};
 
 use crate::{pattern, write_synced};
+
+/// A file system of its own for the cluster, on a loop device. Dropping it leaves nothing behind.
+struct SmallDisk {
+    path: std::path::PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn new(mib: u32) -> SmallDisk {
+        let directory = tempfile::tempdir().unwrap();
+        let (image, path) = (directory.path().join("image"), directory.path().join("disk"));
+        std::fs::create_dir(&path).unwrap();
+        let file = std::fs::File::create(&image).unwrap();
+        file.set_len(u64::from(mib) << 20).unwrap();
+        run("mkfs.ext4", &["-q", &image.display().to_string()]);
+        run("mount", &["-o", "loop", &image.display().to_string(), &path.display().to_string()]);
+        SmallDisk { path, _directory: directory }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        run("umount", &["--lazy", &self.path.display().to_string()]);
+    }
+}
+
+#[track_caller]
+fn run(program: &str, words: &[&str]) {
+    let output = std::process::Command::new(program).args(words).output().unwrap();
+    assert!(output.status.success(), "{program} {words:?}: {output:?}");
+}
+
+#[test]
+fn a_full_disk_says_so_and_deleting_gives_the_space_back() {
+    let disk = SmallDisk::new(2048);
+    let mut bed = Testbed::start_in(&disk.path, &[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    let path = mount.path.join("too large");
+    let mut file = std::fs::File::create(&path).unwrap();
+    let chunk = pattern(1, 1 << 20);
+    let mut written = 0;
+    let failure = loop {
+        match file
+            .write_all(&chunk)
+            .and_then(|()| if written % 64 == 63 { file.sync_all() } else { Ok(()) })
+        {
+            Ok(()) if written > 4096 => panic!("4 GiB fit on a disk of 2 GiB"),
+            Ok(()) => written += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(failure.raw_os_error(), Some(libc::ENOSPC));
+    drop(file);
+    // Names still work; what fitted is there; a restart still works.
+    std::fs::create_dir(mount.path.join("directory")).unwrap();
+    let kept = std::fs::metadata(&path).unwrap().len();
+    assert!(kept >= (written / 64 * 64) << 20, "{kept} bytes kept of {written} MiB written");
+    bed.kill_all().unwrap();
+    bed.up(&[]).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    bed.wait_until("space given back", Duration::from_secs(60), |bed| {
+        bed.allocated_bytes().is_ok_and(|bytes| bytes < 64 << 20)
+    })
+    .unwrap();
+    bed.wait_until("writing works again", Duration::from_secs(20), |_| {
+        write_synced(&mount.path.join("fits"), &chunk).is_ok()
+    })
+    .unwrap();
+}
 
 #[test]
 fn deleted_files_leave_no_inode_and_give_their_space_back() {

@@ -159,6 +159,7 @@ fn offered_bytes_are_deleted_only_when_nobody_can_publish_them() {
         (offer(file, ME, extent, 100), Verdict::Wait),
         (offer(file, OTHER, extent, 100), Verdict::Delete),
         (offer(InodeId(999), OTHER, extent, 0), Verdict::Delete),
+        (offer(InodeId(999), ME, extent, 0), Verdict::Delete),
         (offer(InodeId(1 << 40), OTHER, extent, 0), Verdict::Wait),
     ] {
         assert_eq!(solo.partition.verdict(&offer), expected, "{offer:?}");
