@@ -14,6 +14,8 @@ use serde::{Deserialize, Serialize};
 pub const TRANSFER_BYTES_MAX: usize = 1 << 20;
 /// Extents in one answer to `ExtentInfo`, at most.
 pub const EXTENT_STATES_MAX: usize = 8192;
+/// Ranges in one answer to `Freed` and in one `Free`, at most.
+pub const FREED_RANGES_MAX: usize = 65_536;
 
 /// Everything that a data node answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,7 +44,8 @@ pub enum DataRequest {
         /// Which extent.
         extent: ExtentId,
     },
-    /// Meta leader to every member: no file refers to these bytes any more. Idempotent.
+    /// Meta leader to every member, and a primary that passes its word on: no file refers to these
+    /// bytes any more. Idempotent.
     Free {
         /// What to free.
         ranges: Vec<FreedRange>,
@@ -114,6 +117,16 @@ pub enum DataRequest {
         /// replica knows. A backup learns of a commit with the next append only, so the primary is
         /// asked first and its lengths are given to the others.
         lengths: Vec<(ExtentId, u64)>,
+    },
+    /// Primary to member: what is freed of these extents there, at most [`EXTENT_STATES_MAX`] of
+    /// them. Members that were away when something was freed are told by the primary.
+    Freed {
+        /// Which partition.
+        partition: PartitionId,
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which.
+        extents: Vec<ExtentId>,
     },
 }
 
@@ -255,6 +268,8 @@ pub enum DataAnswer {
     Report(DataNodeReport),
     /// Digest.
     Digest(Vec<ExtentDigest>),
+    /// Freed: at most [`FREED_RANGES_MAX`].
+    Freed(Vec<FreedRange>),
 }
 
 /// The reply body of every data node.

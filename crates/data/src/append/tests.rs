@@ -325,7 +325,7 @@ fn a_write_that_ends_in_a_later_epoch_does_not_count() {
 #[test]
 fn extents_that_changed_while_the_members_were_asked_are_known() {
     let mut script = Script::new(&[1, 2, 3]);
-    let mut extent = |script: &mut Script, token| {
+    let extent = |script: &mut Script, token| {
         let start = script.append(token, head(AppendTarget::New { token }, 10)).start();
         script.done(&start);
         start.extent

@@ -9,8 +9,12 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
     let roles: &[Role] = match request {
         R::Append(_) | R::Flush { .. } | R::Overwrite(_) | R::Close { .. } => &[Role::Client],
         R::Read(_) => &[Role::Client, Role::Data, Role::Admin],
-        R::Replicate(_) | R::ExtentInfo { .. } | R::Seal { .. } | R::Fetch { .. } => &[Role::Data],
-        R::Free { .. } => &[Role::Meta],
+        R::Replicate(_)
+        | R::ExtentInfo { .. }
+        | R::Seal { .. }
+        | R::Fetch { .. }
+        | R::Freed { .. } => &[Role::Data],
+        R::Free { .. } => &[Role::Meta, Role::Data],
         R::CreatePartition(_) | R::DeletePartition { .. } | R::Configure { .. } => &[Role::Manager],
         R::Report => &[Role::Manager, Role::Data, Role::Admin],
         R::Digest { .. } => &[Role::Admin, Role::Data],
@@ -32,6 +36,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::ExtentInfo { partition, .. }
         | R::Seal { partition, .. }
         | R::Fetch { partition, .. }
+        | R::Freed { partition, .. }
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }
         | R::Digest { partition, .. } => Some(*partition),

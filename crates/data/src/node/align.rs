@@ -13,6 +13,7 @@ use crate::store::{ExtentDetails, NewExtent, StoreError};
 
 use super::disk::Disk;
 use super::fill::Filling;
+use super::freed::FreedRanges;
 use super::metrics::Metrics;
 
 /// A member may need this long to fetch what it lacks; it goes on after that, and is asked again.
@@ -133,7 +134,13 @@ impl Run {
         if !self.drop_changing(&mut extents).await {
             return Outcome { left, complete: false };
         }
-        for extent in extents {
+        let members = held.keys().copied();
+        let epoch = self.configuration.epoch;
+        let freed = FreedRanges::ask(&self.filling, epoch, self.node, members, &extents).await;
+        let removed = freed.removed();
+        extents.retain(|extent| !removed.contains(extent));
+        for extent in &extents {
+            let extent = *extent;
             let claims: Vec<Claim> = held
                 .iter()
                 .map(|(node, states)| Claim { node: *node, state: states.get(&extent).copied() })
@@ -143,6 +150,12 @@ impl Run {
                 left.insert(extent);
             }
         }
+        // After the bytes: what is filled now lacks what its source has freed in part of a block.
+        let holds = |member, extent| {
+            let held = held.get(&member).is_some_and(|states| states.contains_key(&extent));
+            held || extents.contains(&extent)
+        };
+        freed.share(&self.filling, self.node, holds).await;
         Outcome { left, complete }
     }
 

@@ -12,6 +12,7 @@ mod appends;
 mod configure;
 mod disk;
 mod fill;
+mod freed;
 mod heartbeat;
 mod metrics;
 mod offering;

@@ -7,12 +7,13 @@ use bytes::Bytes;
 use milpa_host::rpc::Reply;
 use std::collections::BTreeMap;
 
-use milpa_types::{DataError, Epoch, ExtentId, PartitionId, Role};
+use milpa_types::{DataError, Epoch, ExtentId, FreedRange, PartitionId, Role};
 use milpa_wire::data::{
     DataAnswer, DataReply, DataRequest, EXTENT_STATES_MAX, ExtentDigest, ExtentState,
+    FREED_RANGES_MAX,
 };
 
-use crate::store::{ExtentStore, StoreError};
+use crate::store::{ExtentStore, Freed, StoreError};
 
 use super::access::partition_of;
 use super::disk::{Disk, Incoming};
@@ -62,6 +63,9 @@ impl Disk {
                 self.configure(partition, configuration, reply);
             }
             DataRequest::Digest { partition, lengths } => self.digest(partition, lengths, reply),
+            DataRequest::Freed { partition, epoch, extents } => {
+                self.freed((partition, epoch), extents, reply);
+            }
             // These two concern all disks: the service answers them.
             DataRequest::Free { .. } | DataRequest::Report => {
                 answer(reply, Err(DataError::Invalid));
@@ -161,6 +165,23 @@ impl Disk {
         );
     }
 
+    fn freed(&mut self, (id, epoch): (PartitionId, Epoch), extents: Vec<ExtentId>, reply: Reply) {
+        let checked = self.partition(id).and_then(|partition| {
+            partition.check_epoch(epoch)?;
+            if extents.len() > EXTENT_STATES_MAX {
+                return Err(DataError::Invalid);
+            }
+            Ok(Arc::clone(&partition.store))
+        });
+        match checked {
+            Ok(store) => self.workers.slow(
+                move || answer(reply, Ok(DataAnswer::Freed(freed_of(&store, id, &extents)))),
+                |_, ()| {},
+            ),
+            Err(error) => answer(reply, Err(error)),
+        }
+    }
+
     fn fetch(
         &mut self,
         (id, extent): (PartitionId, ExtentId),
@@ -213,6 +234,18 @@ impl Disk {
             |_, ()| {},
         );
     }
+}
+
+/// What is freed of these extents, as it travels between nodes.
+pub(crate) fn freed_of(
+    store: &ExtentStore,
+    partition: PartitionId,
+    extents: &[ExtentId],
+) -> Vec<FreedRange> {
+    let freed = store.freed(extents, FREED_RANGES_MAX).into_iter();
+    freed
+        .map(|Freed { extent, offset, length }| FreedRange { partition, extent, offset, length })
+        .collect()
 }
 
 /// The digest of an extent whose bytes on the disk were read and found valid. A replica that is

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use milpa_host::clock::now_us;
 use milpa_host::rpc::{Peer, Reply, Service};
 use milpa_types::{DataError, FreedRange, PartitionId, Role};
-use milpa_wire::data::{DataAnswer, DataNodeReport, DataRequest};
+use milpa_wire::data::{DataAnswer, DataNodeReport, DataRequest, FREED_RANGES_MAX};
 
 use crate::store::Freed;
 
@@ -19,8 +19,6 @@ use super::shared::Shared;
 /// Requests that may wait for the disks' tasks; above it they are refused. The tasks take all
 /// that is there at each turn, so this many means that the thread cannot keep up.
 const QUEUED_MAX: usize = 65_536;
-/// Ranges in one request to free.
-const RANGES_MAX: usize = 65_536;
 
 /// The server side of a data node.
 pub(crate) struct DataService {
@@ -95,7 +93,7 @@ impl DataService {
 
     /// Frees ranges of several partitions; answered when all of it is durable.
     fn free(&self, ranges: Vec<FreedRange>, reply: Reply) {
-        if ranges.len() > RANGES_MAX {
+        if ranges.len() > FREED_RANGES_MAX {
             return answer(reply, Err(DataError::Invalid));
         }
         let shared = Rc::clone(&self.shared);

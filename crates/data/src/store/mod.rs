@@ -388,6 +388,33 @@ impl ExtentStore {
         lock(&self.freed).is_removed(id)
     }
 
+    /// What is freed of these extents, in their order, at most `limit` ranges: of a removed one,
+    /// all of it.
+    #[must_use]
+    pub fn freed(&self, ids: &[ExtentId], limit: usize) -> Vec<Freed> {
+        let mut freed = Vec::new();
+        for id in ids.iter().copied() {
+            match self.extent(id) {
+                Ok(extent) => {
+                    freed.extend(extent.state().dead.iter().take(limit).map(|(start, end)| Freed {
+                        extent: id,
+                        offset: start,
+                        length: end - start,
+                    }))
+                }
+                Err(StoreError::Removed) => {
+                    freed.push(Freed { extent: id, offset: 0, length: u64::MAX });
+                }
+                Err(_) => {}
+            }
+            if freed.len() >= limit {
+                break;
+            }
+        }
+        freed.truncate(limit);
+        freed
+    }
+
     /// Number of extents.
     #[must_use]
     pub fn extent_count(&self) -> u64 {

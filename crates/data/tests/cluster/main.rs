@@ -289,6 +289,44 @@ fn extents_are_flushed_closed_and_freed() {
     });
 }
 
+/// What was freed while a member was out of the configuration is freed there too when it is back:
+/// nobody else will tell it.
+#[test]
+fn frees_that_a_member_missed_reach_it() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 20_000);
+        let mut extents = Vec::new();
+        for token in 1..=3 {
+            let new = AppendTarget::New { token };
+            extents.push(cluster.append_patiently(1, 1, new, &bytes).await.0);
+        }
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let range = |extent: usize, offset, length| {
+            let (partition, extent) = (PARTITION, extents[extent]);
+            FreedRange { partition, extent, offset, length }
+        };
+        // A whole extent, whole blocks of the second, a part of a block of the third.
+        let ranges = vec![range(0, 0, u64::MAX), range(1, 0, 9_000), range(2, 0, 4_000)];
+        for node in [1, 2] {
+            let free = DataRequest::Free { ranges: ranges.clone() };
+            cluster.ask(&cluster.as_meta, node, &free, Bytes::new()).await.unwrap();
+        }
+        cluster.start_node(3).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 2).await;
+        let free = DataRequest::Free { ranges: vec![range(2, 4_000, 96)] };
+        cluster.ask_all(&cluster.as_meta, &free).await;
+        cluster.equal_digests(&[1, 2, 3], 2).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// A flipped bit is never served, and is repaired from another replica.
 #[test]
 fn a_damaged_block_is_repaired_from_another_replica() {
