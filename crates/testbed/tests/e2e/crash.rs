@@ -45,6 +45,7 @@ fn one_process_of_each_role_dies_and_writing_goes_on() {
         .unwrap();
     }
     let (count, longest) = writer.finish().unwrap();
+    println!("{count} files written and synced; the longest took {longest:?}");
     assert!(longest < STALL_MAX, "one file took {longest:?}");
     let other = bed.mount("default").unwrap();
     check_files(&other.path.join("files"), count);
@@ -79,6 +80,42 @@ fn a_data_node_that_stays_away_is_done_without_and_taken_back() {
     check_files(&fresh.path.join("files"), count);
     bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
         bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
+}
+
+/// A process that waits for a file system must die when it is killed, whatever the servers do.
+#[test]
+fn a_process_that_waits_for_dead_servers_can_be_killed() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let servers: Vec<_> =
+        bed.processes().iter().filter(|process| process.role != "manager").cloned().collect();
+    for server in &servers {
+        server.signal(libc::SIGSTOP).unwrap();
+    }
+    let mut waiting = std::process::Command::new("stat")
+        .arg(mount.path.join("nothing"))
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let state = format!("/proc/{}/wchan", waiting.id());
+    bed.wait_until("it waits for us", Duration::from_secs(5), |_| {
+        std::fs::read_to_string(&state)
+            .is_ok_and(|place| place.contains("fuse") || place.contains("request_wait"))
+    })
+    .unwrap();
+    let started = std::time::Instant::now();
+    waiting.kill().unwrap();
+    let status = waiting.wait().unwrap();
+    assert!(!status.success());
+    assert!(started.elapsed() < Duration::from_secs(2), "it took {:?} to die", started.elapsed());
+    for server in &servers {
+        server.signal(libc::SIGCONT).unwrap();
+    }
+    bed.wait_until("service again", Duration::from_secs(20), |_| {
+        std::fs::write(mount.path.join("after"), "x").is_ok()
     })
     .unwrap();
 }
