@@ -229,9 +229,10 @@ impl DataClient {
                 Ok((DataAnswer::Appended { extent: at, offset, committed }, _)) => {
                     *at == extent.extent && *offset == extent.end && *committed >= end
                 }
-                // The seal tells what is on all members: it may be more than we were answered.
+                // The seal tells what is on all members: it may be more than we were answered. It
+                // does not tell what is on their disks.
                 Err(Trouble::Answered { error: DataError::Sealed { length }, .. }) => {
-                    *length >= end && end <= sent_end
+                    *length >= end && end <= sent_end && !purpose.sync
                 }
                 _ => false,
             };

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use milpa_types::{MetaError, SessionId};
+use milpa_types::{DataError, MetaError, SessionId};
 use milpa_wire::meta::{MetaAnswer, MetaWrite, Publish};
 
 use super::content::{Push, Scope};
@@ -11,6 +11,8 @@ use crate::data::append::{AppendFor, Packet};
 use crate::error::FsError;
 use crate::inner::Inner;
 
+/// How often a push starts over because the file's bytes were deleted meanwhile.
+const RELOADS_MAX: u32 = 3;
 /// Truncations by others that a publish is redone for.
 const REDOS_MAX: u32 = 16;
 
@@ -35,13 +37,28 @@ impl Inner {
         sync: bool,
     ) -> Result<bool, FsError> {
         let session = self.check_session(file, io)?;
-        if file.shared().content.stale {
-            self.reload(file).await?;
-        }
         let inline_bytes_max = self.inline_bytes_max();
-        let push = file.shared().content.begin_push(scope, inline_bytes_max);
-        let Some(push) = push else { return Ok(false) };
-        let result = self.send(file, io, push, session, sync).await;
+        let mut reloads = 0;
+        let result = loop {
+            if file.shared().content.stale {
+                self.reload(file).await?;
+            }
+            let push = file.shared().content.begin_push(scope, inline_bytes_max);
+            let Some(push) = push else { return Ok(reloads > 0) };
+            match self.send(file, io, push, session, sync).await {
+                // Truncated or replaced by somebody, who had the bytes deleted that these were to
+                // lie on: as the file is now, they go elsewhere.
+                Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {
+                    reloads += 1;
+                    let mut shared = file.shared();
+                    let released = shared.content.push_failed();
+                    shared.content.stale = true;
+                    drop(shared);
+                    self.budget.give(released);
+                }
+                result => break result,
+            }
+        };
         if let Err(error) = &result {
             self.send_failed(file, error);
             if !error.may_pass() {

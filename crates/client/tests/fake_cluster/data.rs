@@ -109,7 +109,7 @@ impl DataNodes {
             return Err(DataError::NotPrimary { hint: Some(leader) });
         }
         assert_eq!(it.checksums, of_payload(payload), "checksums of the payload");
-        let extent = self.extents.get_mut(&(it.partition, it.extent)).ok_or(DataError::NotHere)?;
+        let extent = self.extents.get_mut(&(it.partition, it.extent)).ok_or(DataError::NoExtent)?;
         let start = it.offset as usize;
         let target =
             extent.bytes.get_mut(start..start + payload.len()).ok_or(DataError::Invalid)?;

@@ -95,6 +95,25 @@ async fn a_sealed_extent_is_left_and_the_rest_goes_elsewhere() {
     assert!(client.locate(inode).await.unwrap().segments.len() > 1);
 }
 
+/// A seal says that all members have the bytes, not that their disks have: a write that was to be
+/// on disk is sent again.
+#[tokio::test(start_paused = true)]
+async fn a_seal_does_not_stand_for_a_flush() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let flags = OpenFlags { sync: true, ..OpenFlags::read_write() };
+    let opened = client.create(InodeId::ROOT, &name("wal"), OWNER, flags).await.unwrap();
+    client.write(opened.handle, 0, pattern(1, 600_000), false).await.unwrap();
+    let sealed = DataError::Sealed { length: 604_096 };
+    cluster.once(Fault::Data(sealed), |call| is_append_at(call, 600_000));
+    client.write(opened.handle, 600_000, pattern(2, 4096), false).await.unwrap();
+    let on_disk = |state: &crate::cluster::State| {
+        let extents = state.data.extents.values();
+        extents.map(|extent| extent.on_disk.values().min().copied().unwrap_or(0)).sum::<u64>()
+    };
+    assert_eq!(on_disk(&cluster.lock()), 604_096);
+}
+
 #[tokio::test(start_paused = true)]
 async fn every_kind_of_append_failure_ends_with_the_right_bytes() {
     let faults = [

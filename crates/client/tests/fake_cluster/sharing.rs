@@ -44,6 +44,24 @@ async fn a_publish_behind_somebodys_truncation_is_redone() {
     assert!(seen == model, "we see it too");
 }
 
+/// The truncation takes the extent away that a buffered write was to replace bytes of.
+#[tokio::test(start_paused = true)]
+async fn a_write_over_bytes_that_somebody_deleted_goes_elsewhere() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let opened = create(&one, "f").await;
+    one.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    one.flush(opened.handle).await.unwrap();
+    let cut = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
+    other.setattr(opened.attributes.inode, cut).await.unwrap();
+    cluster.lock().data.extents.clear();
+    one.write(opened.handle, 1000, pattern(2, 5000), false).await.unwrap();
+    one.fsync(opened.handle, false).await.unwrap();
+    let mut model = vec![0; 6000];
+    model[1000..].copy_from_slice(&pattern(2, 5000));
+    assert!(read(&other, "/f").await == model);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_deleted_file_is_stale_for_others() {
     let cluster = Cluster::new();
