@@ -24,7 +24,12 @@ use tracing_subscriber::EnvFilter;
 /// `RUST_LOG`), `MILPA_LOG_FORMAT=json` how. The first call counts; tests may call it many times.
 pub fn init_logs() {
     let filter = EnvFilter::try_from_env("MILPA_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
+    // A log that cannot be written (its disk is full, say) must not take the process along: the
+    // subscriber's own complaint would go to standard error as well, and panic there.
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .log_internal_errors(false);
     if std::env::var("MILPA_LOG_FORMAT").is_ok_and(|format| format == "json") {
         let _ = builder.json().try_init();
     } else {
