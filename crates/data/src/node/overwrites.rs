@@ -70,6 +70,9 @@ impl Disk {
         let end = it.offset.checked_add(payload.len() as u64).ok_or(DataError::Invalid)?;
         match partition.store.states(&[it.extent]).first() {
             Some(state) if end <= state.committed => Ok(()),
+            // Sealed means that its length was decided for all; the commit offset on the disk is
+            // a hint, and may be of an earlier time.
+            Some(state) if state.sealed && end <= state.length => Ok(()),
             // The primary's word that these bytes are committed is still on its way; or the bytes
             // are, if this replica is being filled.
             Some(_) => Err(DataError::Busy),

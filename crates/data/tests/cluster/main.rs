@@ -289,6 +289,36 @@ fn extents_are_flushed_closed_and_freed() {
     });
 }
 
+/// All bytes of a sealed extent are committed, also if the process that knew it ended: who
+/// restarts knows no more than the header says, and equal replicas are not told again.
+#[test]
+fn a_sealed_extent_takes_overwrites_after_everything_restarted() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 20_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+        // Led by one that was not the primary.
+        for node in [2, 3] {
+            cluster.start_node(node).await;
+        }
+        cluster.leader(&[2, 3]).await;
+        cluster.start_node(1).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 15_000, &bytes[..5_000]).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// What was freed while a member was out of the configuration is freed there too when it is back:
 /// nobody else will tell it.
 #[test]
