@@ -76,6 +76,8 @@ impl Cluster {
     /// Reads the file at `path`, or in the directory `path`.
     pub fn read(path: &Path) -> Outcome<Cluster> {
         let path = if path.is_dir() { path.join(CLUSTER_FILE) } else { path.to_owned() };
+        // One spelling: the supervisor is found again by the directory on its command line.
+        let path = path.canonicalize().unwrap_or(path);
         let text = std::fs::read_to_string(&path).map_err(|e| {
             Failure::user(format!("cannot read the cluster file {}", path.display()))
                 .because(&e)
