@@ -266,7 +266,8 @@ pub struct VolumeOptionArguments {
     /// Copies of the data: 2 to 7
     #[arg(long)]
     pub replicas: Option<u8>,
-    /// When an operation is acknowledged: on disk, or in memory (a power cut may then lose it)
+    /// When an operation is acknowledged: on disk, or in memory (accepted and kept, but served as
+    /// on disk by this version)
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArgument>,
     /// Files up to this size live in their inode: 0 to 4KiB
