@@ -84,6 +84,8 @@ impl Offers {
             let mut progress = self.extents.get(&extent).copied().unwrap_or(fresh);
             if progress.length != length {
                 (progress.length, progress.quiet_since_ms) = (length, now_ms);
+                // What is new in a shared extent has not been judged.
+                progress.is_kept &= !extent.is_small();
             }
             present.insert(extent, progress);
         }
@@ -136,6 +138,22 @@ mod tests {
         offers.due(&[(A, 10)], 0, SILENT, 9);
         offers.answered(A, Outcome::UpTo(7), 0);
         assert_eq!(offers.due(&[(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
+    }
+
+    /// Story: a shared extent that had been quiet for a while and was settled took further pieces;
+    /// those whose writer died were never offered, and lay there until the node's next start, when
+    /// this replica alone deleted them: the replicas differed.
+    #[test]
+    fn what_is_appended_to_a_settled_shared_extent_is_offered_again() {
+        let small = ExtentId::small(1);
+        for (extent, again) in [(small, vec![(small, 0)]), (A, vec![])] {
+            let mut offers = Offers::default();
+            offers.due(&[(extent, 10)], 0, SILENT, 9);
+            offers.answered(extent, Outcome::Settled, 0);
+            assert_eq!(offers.due(&[(extent, 10)], SILENT, SILENT, 9), vec![]);
+            assert_eq!(offers.due(&[(extent, 20)], SILENT, SILENT, 9), vec![], "not yet quiet");
+            assert_eq!(offers.due(&[(extent, 20)], 2 * SILENT, SILENT, 9), again);
+        }
     }
 
     #[test]

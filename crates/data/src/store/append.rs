@@ -129,19 +129,11 @@ pub(super) fn append_hole(
     let end = offset + length;
     // In memory first: the freed log takes its compacted form from there.
     extent.state().dead.insert(offset, end);
-    let written = write_hole(store, &extent, &file, &mut writer, offset, end);
+    write_hole(store, &extent, &file, &mut writer, offset, end)?;
     let mut state = extent.state();
-    match written {
-        Ok(()) => {
-            state.length = end;
-            state.writes += 1;
-            Ok(end)
-        }
-        Err(error) => {
-            state.dead.cut(offset);
-            Err(error)
-        }
-    }
+    state.length = end;
+    state.writes += 1;
+    Ok(end)
 }
 
 fn write_hole(
@@ -152,7 +144,7 @@ fn write_hole(
     offset: u64,
     end: u64,
 ) -> Result<(), StoreError> {
-    // Whatever fails, the next append begins with a cut, which forgets the dead range too.
+    // Whatever fails, the next append begins with a cut. The range is dead all the same.
     writer.needs_cut = true;
     lock(&store.freed).append(store, &[Record::Dead { extent: extent.id, start: offset, end }])?;
     let (first, slot) = (offset / BLOCK_BYTES, Slot::Freed { length: BLOCK as u16 });

@@ -10,12 +10,8 @@ use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
 /// power failure takes away was never flushed, so nothing was promised.
 pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), StoreError> {
     store.disk.check()?;
-    {
-        let mut freed = lock(&store.freed);
-        if freed.is_removed(new.id) {
-            return Err(StoreError::Removed);
-        }
-        freed.begin(store, new.id)?;
+    if lock(&store.freed).is_removed(new.id) {
+        return Err(StoreError::Removed);
     }
     let path = extent_path(&store.directory, new.id);
     let file = store.disk.files().create(&path).map_err(|error| match error.kind() {
@@ -33,7 +29,16 @@ pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), S
     // Slot 0 is unflushed like all of the file: the next header may replace it.
     let state = State { writes: 1, ..State::default() };
     let parts = ExtentParts { header, slot: 1, entry, state, recovered: false, needs_cut: false };
-    write_lock(&store.extents).insert(new.id, Arc::new(Extent::new(parts)));
+    let extent = Arc::new(Extent::new(parts));
+    write_lock(&store.extents).insert(new.id, Arc::clone(&extent));
+    // In this order: who frees it meanwhile finds it, or has left word here. Under the log's lock:
+    // a compaction sees the ranges in one of the two places.
+    let mut freed = lock(&store.freed);
+    let dead = freed.take_absent(new.id);
+    let mut state = extent.state();
+    for (start, end) in dead.iter() {
+        state.dead.insert(start, end);
+    }
     Ok(())
 }
 

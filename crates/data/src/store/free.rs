@@ -7,7 +7,7 @@
 use std::io;
 use std::sync::Arc;
 
-use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId};
 use milpa_wire::frame::crc32c;
 
 use super::extent::Extent;
@@ -41,7 +41,8 @@ pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreErr
                 plan.remove(range.extent);
             }
             Ok(extent) => note_dead(store, &extent, range, &mut plan),
-            // Removed, or this replica never had the bytes.
+            Err(StoreError::NoExtent) => note_absent(store, range, &mut plan),
+            // Removed.
             Err(_) => {}
         }
     }
@@ -50,10 +51,11 @@ pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreErr
 
 fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
     let logged = lock(&store.freed).append(store, &plan.records);
-    match logged {
-        // A full disk is no reason not to give space back. The records wait in memory.
+    match &logged {
+        // A full disk is no reason not to give space back. The records wait in memory, and the
+        // caller asks again: nothing is confirmed that a crash could make undone.
         Ok(()) | Err(StoreError::NoSpace) => {}
-        Err(error) => return Err(error),
+        Err(_) => return logged,
     }
     for (extent, start, end) in &plan.punches {
         punch(store, extent, *start, *end)?;
@@ -61,20 +63,39 @@ fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
     for id in &plan.removals {
         remove(store, *id)?;
     }
-    Ok(())
+    logged
 }
 
-/// Adds a range to the extent's dead ones and plans what follows from it.
+/// The bytes of an order. No order ends beyond the longest extent.
+fn bounds(range: &Freed) -> (u64, u64) {
+    (range.offset, range.offset.saturating_add(range.length).min(EXTENT_BYTES_MAX))
+}
+
+/// Leaves word for an extent that is not here, or not yet.
+fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) {
+    let (start, end) = bounds(range);
+    let mut freed = lock(&store.freed);
+    // Looked up again under the lock under which a new extent takes over what is left for it.
+    if let Some(extent) = store.present(range.extent) {
+        drop(freed);
+        return note_dead(store, &extent, range, plan);
+    }
+    if start < end && freed.note_absent(range.extent, start, end) {
+        plan.records.push(Record::Dead { extent: range.extent, start, end });
+    }
+}
+
+/// Adds a range to the extent's dead ones and plans what follows from it. Bytes that this replica
+/// has yet to get from a peer count like those that it has.
 fn note_dead(store: &ExtentStore, extent: &Arc<Extent>, range: &Freed, plan: &mut Plan) {
-    let (mut start, end) = {
+    let (mut start, end) = bounds(range);
+    {
         let mut state = extent.state();
-        let end = range.offset.saturating_add(range.length).min(state.length);
-        if range.offset >= end || state.dead.covers(range.offset, end) {
+        if state.dead.covers(start, end) {
             return;
         }
-        state.dead.insert(range.offset, end);
-        (range.offset, end)
-    };
+        state.dead.insert(start, end);
+    }
     if let Some(header) = dead_header(store, extent, start) {
         extent.state().dead.insert(header, start);
         start = header;
@@ -176,19 +197,28 @@ fn punch_run(
     Ok(())
 }
 
-/// What a seal makes possible: the last block, or the whole extent, may have been waiting for it.
+/// What a seal makes possible: all bytes are here now, and none will follow. What was freed before
+/// it arrived is given back, and the last block, or the whole extent, may have been waiting for it.
 pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<(), StoreError> {
+    let runs: Vec<(u64, u64)> = extent.state().dead.iter().collect();
+    let mut plan = Plan::default();
+    for (start, end) in runs {
+        let header = dead_header(store, extent, start);
+        if let Some(header) = header {
+            extent.state().dead.insert(header, start);
+            plan.records.push(Record::Dead { extent: extent.id, start: header, end });
+        }
+        plan.punches.push((Arc::clone(extent), header.unwrap_or(start), end));
+    }
     if is_all_dead(extent) {
-        let mut plan = Plan::default();
+        plan.punches.clear();
         plan.remove(extent.id);
-        return execute(store, &plan);
     }
-    let length = extent.state().length;
-    let last = length.saturating_sub(1) / BLOCK_BYTES;
-    if length > 0 && extent.state().is_freed(last) {
-        punch(store, extent, last * BLOCK_BYTES, length)?;
+    match execute(store, &plan) {
+        // The seal stands; what the log could not take waits in memory.
+        Err(StoreError::NoSpace) => Ok(()),
+        result => result,
     }
-    Ok(())
 }
 
 /// Takes an extent out of memory and its file out of the directory. The log has it already.

@@ -3,11 +3,15 @@
 //! ```text
 //! offset size field of a record of 32 bytes
 //!      0    4 CRC32C of the partition, the record's number, and bytes 4..32
-//!      4    4 kind: 1 dead, 2 removed, 3 cut
+//!      4    4 kind: 1 dead, 2 removed
 //!      8    8 extent
-//!     16    8 dead: first byte; removed: number of ids from `extent` on; cut: the new end
+//!     16    8 dead: first byte; removed: number of ids from `extent` on
 //!     24    8 dead: one past the last byte
 //! ```
+//!
+//! A byte that is freed once is freed for ever: space in an extent is never used twice and ids never
+//! return. So a range is noted also where this replica does not hold it (yet): bytes that a peer
+//! fills in later are dead when they arrive.
 //!
 //! A record that does not verify is skipped and counted; records have fixed places, so the next one is
 //! found. Losing a record loses the permission to punch blocks that are dead in parts, or lets a
@@ -15,7 +19,7 @@
 //!
 //! The file is written ahead with zeros, so that freeing space works on a full disk.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -39,7 +43,6 @@ const NAME_NEW: &str = "freed.new";
 pub(super) enum Record {
     Dead { extent: ExtentId, start: u64, end: u64 },
     Removed { first: ExtentId, count: u64 },
-    Cut { extent: ExtentId, end: u64 },
 }
 
 impl Record {
@@ -47,7 +50,6 @@ impl Record {
         let (kind, extent, a, b) = match self {
             Record::Dead { extent, start, end } => (1u32, extent, start, end),
             Record::Removed { first, count } => (2, first, count, 0),
-            Record::Cut { extent, end } => (3, extent, end, 0),
         };
         let mut bytes = [0; RECORD_BYTES];
         bytes[4..8].copy_from_slice(&kind.to_le_bytes());
@@ -67,7 +69,6 @@ impl Record {
         match u32_at(bytes, 4) {
             1 => Some(Record::Dead { extent, start: a, end: b }),
             2 => Some(Record::Removed { first: extent, count: a }),
-            3 => Some(Record::Cut { extent, end: a }),
             _ => None,
         }
     }
@@ -92,15 +93,13 @@ pub(super) struct FreedLog {
     removed: Ranges,
     /// Records that a full disk kept out; they go first next time.
     pending: Vec<Record>,
-    /// Extents that a crash took away whole while the log has dead ranges of them. Made again, by
-    /// repair, they must not inherit those.
-    stale: BTreeSet<ExtentId>,
+    /// Dead ranges of extents that are not here.
+    absent: BTreeMap<ExtentId, Ranges>,
 }
 
 /// What the log says when a partition is opened.
 pub(super) struct Loaded {
     pub(super) log: FreedLog,
-    pub(super) dead: BTreeMap<ExtentId, Ranges>,
     pub(super) damaged_records: u64,
 }
 
@@ -124,9 +123,9 @@ impl FreedLog {
         };
         let capacity = file.length()? / RECORD_BYTES as u64;
         let removed = Ranges::default();
-        let (pending, stale) = (Vec::new(), BTreeSet::new());
-        let log = FreedLog { partition, path, file, next: 0, capacity, removed, pending, stale };
-        let mut loaded = Loaded { log, dead: BTreeMap::new(), damaged_records: 0 };
+        let (pending, absent) = (Vec::new(), BTreeMap::new());
+        let log = FreedLog { partition, path, file, next: 0, capacity, removed, pending, absent };
+        let mut loaded = Loaded { log, damaged_records: 0 };
         loaded.replay()?;
         Ok(loaded)
     }
@@ -136,18 +135,22 @@ impl FreedLog {
         self.removed.run_at(id.0).is_some()
     }
 
-    /// Notes that the log has dead ranges of an extent that is not there.
-    pub(super) fn note_stale(&mut self, id: ExtentId) {
-        self.stale.insert(id);
+    /// Adds a dead range of an extent that is not here. False if it was known.
+    pub(super) fn note_absent(&mut self, id: ExtentId, start: u64, end: u64) -> bool {
+        let ranges = self.absent.entry(id).or_default();
+        let is_new = !ranges.covers(start, end);
+        ranges.insert(start, end);
+        is_new
     }
 
-    /// Forgets, durably, what the log says of an earlier life of an extent.
-    pub(super) fn begin(&mut self, store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
-        if self.stale.contains(&id) {
-            self.append(store, &[Record::Cut { extent: id, end: 0 }])?;
-            self.stale.remove(&id);
-        }
-        Ok(())
+    /// The dead ranges of an extent that is here from now on: its state keeps them.
+    pub(super) fn take_absent(&mut self, id: ExtentId) -> Ranges {
+        self.absent.remove(&id).unwrap_or_default()
+    }
+
+    /// The dead ranges of an extent that is not here.
+    pub(super) fn absent(&self, id: ExtentId) -> Option<&Ranges> {
+        self.absent.get(&id)
     }
 
     /// The highest removed id below `end`.
@@ -167,7 +170,9 @@ impl FreedLog {
     ) -> Result<(), StoreError> {
         for record in records {
             if let Record::Removed { first, count } = record {
-                self.removed.insert(first.0, first.0.saturating_add(*count));
+                let end = first.0.saturating_add(*count);
+                self.removed.insert(first.0, end);
+                self.absent.retain(|id, _| !(first.0..end).contains(&id.0));
             }
         }
         if records.is_empty() && self.pending.is_empty() {
@@ -208,6 +213,10 @@ impl FreedLog {
             let state = extent.state();
             let dead = |(start, end)| Record::Dead { extent: extent.id, start, end };
             records.extend(state.dead.iter().map(dead));
+        }
+        for (extent, ranges) in &self.absent {
+            let dead = |(start, end)| Record::Dead { extent: *extent, start, end };
+            records.extend(ranges.iter().map(dead));
         }
         let capacity = (2 * (records.len() as u64 + extra)).max(CAPACITY_MIN);
         let (files, path_new) = (store.disk.files(), self.path.with_file_name(NAME_NEW));
@@ -253,15 +262,10 @@ impl Loaded {
     fn apply(&mut self, record: Record) {
         match record {
             Record::Dead { extent, start, end } => {
-                self.dead.entry(extent).or_default().insert(start, end);
+                self.log.absent.entry(extent).or_default().insert(start, end);
             }
             Record::Removed { first, count } => {
                 self.log.removed.insert(first.0, first.0.saturating_add(count));
-            }
-            Record::Cut { extent, end } => {
-                if let Some(dead) = self.dead.get_mut(&extent) {
-                    dead.cut(end);
-                }
             }
         }
     }

@@ -393,20 +393,18 @@ impl ExtentStore {
     #[must_use]
     pub fn freed(&self, ids: &[ExtentId], limit: usize) -> Vec<Freed> {
         let mut freed = Vec::new();
-        for id in ids.iter().copied() {
-            match self.extent(id) {
-                Ok(extent) => {
-                    freed.extend(extent.state().dead.iter().take(limit).map(|(start, end)| Freed {
-                        extent: id,
-                        offset: start,
-                        length: end - start,
-                    }))
-                }
-                Err(StoreError::Removed) => {
-                    freed.push(Freed { extent: id, offset: 0, length: u64::MAX });
-                }
-                Err(_) => {}
-            }
+        for extent in ids.iter().copied() {
+            let ranges: Vec<(u64, u64)> = match self.extent(extent) {
+                Ok(present) => present.state().dead.iter().take(limit).collect(),
+                Err(StoreError::Removed) => vec![(0, u64::MAX)],
+                Err(_) => lock(&self.freed)
+                    .absent(extent)
+                    .into_iter()
+                    .flat_map(ranges::Ranges::iter)
+                    .collect(),
+            };
+            let range = |(offset, end)| Freed { extent, offset, length: end - offset };
+            freed.extend(ranges.into_iter().map(range));
             if freed.len() >= limit {
                 break;
             }
@@ -435,7 +433,7 @@ impl ExtentStore {
     }
 
     /// A hash over the checksums of an extent's blocks up to `length`, or to the commit offset if
-    /// `None`; freed blocks count as zeros. Equal extents of two replicas have equal digests.
+    /// `None`; freed bytes count as zeros, given back already or not. Equal extents of two replicas have equal digests.
     ///
     /// # Errors
     ///
@@ -453,9 +451,13 @@ impl ExtentStore {
         scrub::verify(self, id, from, blocks_max)
     }
 
+    fn present(&self, id: ExtentId) -> Option<Arc<Extent>> {
+        read_lock(&self.extents).get(&id).cloned()
+    }
+
     fn extent(&self, id: ExtentId) -> Result<Arc<Extent>, StoreError> {
-        if let Some(extent) = read_lock(&self.extents).get(&id) {
-            return Ok(Arc::clone(extent));
+        if let Some(extent) = self.present(id) {
+            return Ok(extent);
         }
         let removed = lock(&self.freed).is_removed(id);
         Err(if removed { StoreError::Removed } else { StoreError::NoExtent })

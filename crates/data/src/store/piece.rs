@@ -115,7 +115,10 @@ pub(super) fn live_pieces(
         return Err(StoreError::Invalid("large extents have no pieces"));
     }
     let extent = store.extent(id)?;
-    let length = extent.state().length;
+    let (length, sealed) = {
+        let state = extent.state();
+        (state.length, state.sealed)
+    };
     let (mut pieces, mut at) = (Vec::new(), from);
     while pieces.len() < limit {
         // A header is dead exactly if all of its piece is, so dead runs end at headers.
@@ -130,8 +133,9 @@ pub(super) fn live_pieces(
         let header = header.ok_or(StoreError::Corrupt { block: at / BLOCK_BYTES })?;
         let offset = at + PIECE_HEADER_BYTES as u64;
         at = offset + u64::from(header.length);
-        if at > length {
-            // The last append of a crashed node, half of it there: nobody was told about it.
+        if at > length && !sealed {
+            // The last append of a crashed node, half of it there: nobody was told about it. More
+            // may arrive until the extent is sealed; then it is offered like all that has no owner.
             return Ok((pieces, None));
         }
         pieces.push(Piece { header, offset });

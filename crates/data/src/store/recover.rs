@@ -20,7 +20,7 @@ use super::format::{
     BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot,
     slot_offset, u32_at, u64_at,
 };
-use super::freed_log::{FreedLog, Record};
+use super::freed_log::FreedLog;
 use super::ranges::Ranges;
 use super::{ExtentStore, OpenError, extent_path, lock, seal, write_lock};
 
@@ -95,19 +95,14 @@ pub(super) fn open(
         entries: Entries::default(),
         unreadable: Vec::new(),
     };
-    let mut dead = loaded.dead;
     for id in names.iter().filter_map(|name| extent_of(name)) {
         let path = extent_path(directory, id);
         if lock(&store.freed).is_removed(id) {
             files.remove(&path).map_err(failed("remove", &path))?;
             continue;
         }
-        let known_dead = dead.get(&id).cloned().unwrap_or_default();
-        match recover_extent(&store, id, known_dead) {
-            Ok(Found::Extent(found)) => {
-                dead.remove(&id);
-                report.extents.push(found);
-            }
+        match recover_extent(&store, id) {
+            Ok(Found::Extent(found)) => report.extents.push(found),
             Ok(Found::NeverFlushed) => {
                 files.remove(&path).map_err(failed("remove", &path))?;
                 report.vanished.push(id);
@@ -120,9 +115,6 @@ pub(super) fn open(
         }
     }
     store.unreadable.clone_from(&report.unreadable);
-    for id in dead.into_keys() {
-        lock(&store.freed).note_stale(id);
-    }
     Ok((store, report))
 }
 
@@ -191,7 +183,7 @@ enum Found {
     Unreadable,
 }
 
-fn recover_extent(store: &ExtentStore, id: ExtentId, dead: Ranges) -> io::Result<Found> {
+fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     let file = store.disk.files().open(&extent_path(&store.directory, id))?;
     let mut slots = [0; 2 * HEADER_STRIDE as usize];
     file.read_at(&mut slots, HEADER_OFFSET)?;
@@ -206,16 +198,10 @@ fn recover_extent(store: &ExtentStore, id: ExtentId, dead: Ranges) -> io::Result
         let is_blank = slots.iter().all(|byte| *byte == 0);
         return Ok(if is_blank { Found::NeverFlushed } else { Found::Unreadable });
     };
+    let dead = lock(&store.freed).absent(id).cloned().unwrap_or_default();
     let scan = Scan { file: &*file, place: Place::new(store.partition, id), header, headers, dead };
     let found = scan.run()?;
-    let mut dead = scan.dead;
-    if dead.last_end() > found.length {
-        // Lost bytes are not dead ones: said before anything else is said of this extent. A full
-        // or failed disk is told by the next write.
-        dead.cut(found.length);
-        let cut = Record::Cut { extent: id, end: found.length };
-        let _told = lock(&store.freed).append(store, &[cut]);
-    }
+    let dead = lock(&store.freed).take_absent(id);
     let is_short = header.sealed && found.length < header.length;
     let state = State {
         length: found.length,
@@ -224,7 +210,9 @@ fn recover_extent(store: &ExtentStore, id: ExtentId, dead: Ranges) -> io::Result
         // The header may be in the system's memory only.
         floor: 0,
         committed: header.committed.min(found.length),
-        sealed: header.sealed,
+        // One that lacks bytes below its seal waits for them like any other: were it taken for
+        // whole, the death of what is left would look like the death of the extent.
+        sealed: header.sealed && !is_short,
         overwritten: header.overwritten,
         dead,
         writes: 1,

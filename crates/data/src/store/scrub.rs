@@ -101,9 +101,19 @@ pub(super) fn digest(
             Some((tail, slot)) if tail == block => slot,
             _ => slot,
         };
+        let start = block * BLOCK_BYTES;
+        let end = start + wanted as u64;
         let crc = match slot {
-            _ if state.is_freed(block) => zeros_crc(wanted),
+            _ if state.dead.covers(start, end) => zeros_crc(wanted),
             Slot::Freed { .. } => zeros_crc(wanted),
+            _ if state.dead.overlaps(start, end) => {
+                let mut bytes = read::verified_block(store, &extent, &file, block)?;
+                for (low, high) in state.dead.within(start, end) {
+                    let dead = (low - start) as usize..(high - start) as usize;
+                    bytes.get_mut(dead).ok_or(StoreError::Corrupt { block })?.fill(0);
+                }
+                crc32c(bytes.get(..wanted).ok_or(StoreError::Corrupt { block })?)
+            }
             Slot::Live { crc, length } if usize::from(length) == wanted => crc,
             Slot::Live { .. } => {
                 let bytes = read::verified_block(store, &extent, &file, block)?;

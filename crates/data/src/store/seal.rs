@@ -10,7 +10,6 @@ use super::extent::{Extent, Writer};
 use super::format::{
     BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, block_count, slot_offset,
 };
-use super::freed_log::Record;
 use super::{ExtentStore, StoreError, free, lock, read, write_lock};
 
 pub(super) fn seal(store: &ExtentStore, id: ExtentId, length: u64) -> Result<(), StoreError> {
@@ -66,7 +65,6 @@ fn adopt_length(extent: &Extent, length: u64, tail_crc: u32) {
     state.committed = state.committed.min(length);
     state.flushed = state.flushed.min(length);
     state.floor = state.floor.min(length);
-    state.dead.cut(length);
 }
 
 /// The CRC of the last block when the extent is cut to `length`; 0 if that is a block boundary.
@@ -87,8 +85,6 @@ fn prefix_crc(
 }
 
 /// Clears data and slots beyond the end and rewrites the last slot, all flushed, if need be.
-///
-/// Dead ranges beyond the end are forgotten first, durably: new bytes may come to lie there.
 pub(super) fn clear_beyond_end(
     store: &ExtentStore,
     extent: &Arc<Extent>,
@@ -102,7 +98,6 @@ pub(super) fn clear_beyond_end(
         let state = extent.state();
         (state.length, state.tail())
     };
-    lock(&store.freed).append(store, &[Record::Cut { extent: extent.id, end: length }])?;
     let failed = |error| store.disk.write_failed("fallocate", &error);
     if length < HEADER_OFFSET {
         file.punch(length, HEADER_OFFSET - length).map_err(failed)?;

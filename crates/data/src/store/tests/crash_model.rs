@@ -115,13 +115,18 @@ impl Model {
 
     fn cut(&mut self, length: usize) {
         self.bytes.truncate(length);
-        self.dead.truncate(length);
         // As the node does: entries of the log say nothing about bytes that were cut.
         self.log.retain(|(offset, _)| *offset < length);
         for (offset, bytes) in &mut self.log {
             bytes.truncate(length - *offset);
         }
         self.flushed = self.flushed.map(|flushed| flushed.min(length));
+    }
+
+    /// Freed once, freed for ever: bytes that come to lie there again are dead at once.
+    fn note_length(&mut self) {
+        let length = self.dead.len().max(self.bytes.len());
+        self.dead.resize(length, false);
     }
 
     /// Whether the block reads as zeros.
@@ -132,7 +137,8 @@ impl Model {
     }
 
     fn note_removal(&mut self) {
-        let all_dead = !self.bytes.is_empty() && self.dead.iter().all(|dead| *dead);
+        let dead = self.dead.iter().take(self.bytes.len());
+        let all_dead = !self.bytes.is_empty() && dead.into_iter().all(|dead| *dead);
         self.removed |= self.sealed && all_dead;
     }
 
@@ -286,7 +292,7 @@ impl Life {
         match self.world().append(bytes) {
             Ok(_) => {
                 self.model.bytes.extend_from_slice(bytes);
-                self.model.dead.resize(self.model.bytes.len(), false);
+                self.model.note_length();
             }
             Err(StoreError::NoSpace) => {}
             Err(StoreError::Sealed { .. }) if self.model.sealed => {}
@@ -322,7 +328,7 @@ impl Life {
         self.world().flush().unwrap();
         if self.world().length(LARGE) as usize > before {
             self.model.bytes.extend_from_slice(&bytes);
-            self.model.dead.resize(self.model.bytes.len(), false);
+            self.model.note_length();
         }
         self.world().files.during_sync(|| {});
         self.model.flush(before);
