@@ -41,7 +41,7 @@ unit: ## tests of each crate
 	$(CARGO) test --workspace --exclude milpa-testbed
 
 e2e: build ## tests on real mounts with real processes
-	@scripts/packages strace
+	@scripts/packages strace iproute2
 	$(CARGO) test -p milpa-testbed -- --test-threads=1
 
 crash: build ## kill everything at once under load, 20 times (MILPA_CRASH_ROUNDS)

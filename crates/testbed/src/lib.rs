@@ -10,11 +10,13 @@
 
 mod bed;
 pub mod load;
+mod machines;
 mod process;
 pub mod trace;
 pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};
+pub use machines::Machines;
 pub use process::{ServerProcess, memory_bytes, metric};
 
 /// What goes wrong in a test bed is told to a person at once.

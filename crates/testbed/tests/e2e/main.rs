@@ -6,6 +6,7 @@ mod crash;
 mod errors;
 mod files;
 mod flush;
+mod machines;
 mod names;
 mod space;
 
