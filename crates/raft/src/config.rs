@@ -17,6 +17,10 @@ pub struct RaftConfig {
     /// How long after sending a heartbeat that a majority answered the leader may serve reads
     /// alone. Less than `election_min_ms` by at least two ticks (for the grain and for drift).
     pub lease_ms: u64,
+    /// Followers are told at once what is committed. If not, they learn it with the next entries or
+    /// the next heartbeat: a lone change then costs half the messages, and its followers apply it
+    /// up to a heartbeat later.
+    pub announces_commits: bool,
     /// Append messages in flight to one follower of one group.
     pub inflight_max: usize,
     /// Entry bytes in one append message.
@@ -39,6 +43,7 @@ impl Default for RaftConfig {
             election_min_ms: 500,
             election_max_ms: 1000,
             lease_ms: 400,
+            announces_commits: true,
             inflight_max: 256,
             message_bytes_max: 1 << 20,
             entry_bytes_max: 1 << 20,

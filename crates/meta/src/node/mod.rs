@@ -214,8 +214,12 @@ async fn start_and_loop(
     let started = Started { node, address, http_address };
     info!(%node, %address, "meta node serves");
     announce(started);
+    // A task like those of the connections: what they bring in one turn of the runtime is dealt
+    // with and answered in the same.
+    let driving =
+        tokio::task::spawn_local(async move { drive(driver, shell, &inbox, memory_limit).await });
     tokio::select! {
-        result = drive(driver, shell, &inbox, memory_limit) => result,
+        result = driving => result.map_err(|e| NodeError::Start(e.to_string()))?,
         result = serve(listener, identity, service) => {
             let source = result.err().unwrap_or_else(|| io::Error::other("closed"));
             Err(NodeError::Listen { address, source })
@@ -303,8 +307,10 @@ fn memory_limit(config: &MetaNodeConfig) -> u64 {
 
 fn start_raft(node: NodeId, opened: Opened, shell: &mut Shell) -> Result<RaftDriver, NodeError> {
     let Opened { wal, recovered, loaded, seed, .. } = opened;
-    let mut multi = MultiRaft::new(node, RaftConfig::default(), seed)
-        .map_err(|error| NodeError::Start(error.to_string()))?;
+    // Nobody reads from followers.
+    let config = RaftConfig { announces_commits: false, ..RaftConfig::default() };
+    let mut multi =
+        MultiRaft::new(node, config, seed).map_err(|error| NodeError::Start(error.to_string()))?;
     shell.recover(&mut multi, loaded, recovered);
     Ok(RaftDriver::new(multi, LogWriter::spawn(wal)?))
 }

@@ -151,6 +151,7 @@ fn library_config(setting: &Setting, mark: LogPosition) -> raft::Config {
         check_quorum: true,
         pre_vote: true,
         batch_append: true,
+        skip_bcast_commit: !config.announces_commits,
         max_uncommitted_size: config.uncommitted_bytes_max as u64,
         max_committed_size_per_ready: config.committed_bytes_max as u64,
         ..raft::Config::default()

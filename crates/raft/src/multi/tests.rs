@@ -102,7 +102,10 @@ impl World {
         let (wal, recovered) = Wal::open(node.disk.clone(), options).unwrap();
         assert!(recovered.damaged.is_empty());
         let seed = mix(self.seed ^ i as u64);
-        let mut multi = MultiRaft::new(node.id, RaftConfig::default(), seed).unwrap();
+        // Both ways are to survive the storms.
+        let announces_commits = self.seed % 3 != 1;
+        let config = RaftConfig { announces_commits, ..RaftConfig::default() };
+        let mut multi = MultiRaft::new(node.id, config, seed).unwrap();
         let starts = node.machines.iter().map(|(&group, machine)| {
             let position = machine.applied.get(&machine.index);
             let term = position.map_or(1, |(term, _)| *term);
@@ -367,6 +370,26 @@ fn proposals_are_pipelined_and_flushes_shared() {
         assert_eq!(world.nodes[i].machines[&PartitionId(1)].index, positions[499].index);
     }
     assert!(world.nodes[0].disk.counts().0 - before < 6, "500 entries, a few flushes");
+}
+
+#[test]
+fn commits_that_are_not_announced_are_applied_with_the_next_heartbeat_and_cost_fewer_frames() {
+    let frames = [2, 4].map(|seed| {
+        let mut world = world(seed, 3);
+        world.found(1, &[0, 1, 2]);
+        world.run(305);
+        let before = world.frames;
+        let position = world.propose(1, "x".into()).unwrap();
+        world.run(60);
+        let frames = world.frames - before;
+        assert_eq!(world.nodes[0].machines[&PartitionId(1)].index, position.index);
+        world.run(150);
+        for node in &world.nodes {
+            assert_eq!(node.machines[&PartitionId(1)].index, position.index);
+        }
+        frames
+    });
+    assert!(frames[1] < frames[0], "{frames:?}");
 }
 
 /// The story: a replica counts only with what its disk has. Goal: with two of three nodes never
