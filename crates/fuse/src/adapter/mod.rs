@@ -355,21 +355,24 @@ impl Filesystem for Adapter {
             Some(MOUNT_XATTR) => {
                 reply.value(&self.description);
             }
-            _ => reply.error(libc::ENODATA),
+            // Not "no such attribute": ls(1) and others then ask for no other file's ACL or label.
+            // ENOSYS would keep the kernel from asking at all, but for the virtual ones too.
+            _ => reply.error(libc::EOPNOTSUPP),
         }
     }
 
-    /// ENOSYS would stop the kernel from asking for any attribute again, the virtual ones too.
+    // The kernel asks for these once, and answers EOPNOTSUPP by itself from then on.
+
     fn setxattr(&self, _request: &Request, _set: &Setxattr<'_>, reply: ReplyEmpty) {
-        reply.error(libc::EOPNOTSUPP);
+        reply.error(libc::ENOSYS);
     }
 
     fn listxattr(&self, _request: &Request, reply: ReplyXattr) {
-        reply.value(&[]);
+        reply.error(libc::ENOSYS);
     }
 
     fn removexattr(&self, _request: &Request, _name: &OsStr, reply: ReplyEmpty) {
-        reply.error(libc::EOPNOTSUPP);
+        reply.error(libc::ENOSYS);
     }
 
     fn tmpfile(&self, _request: &Request, _create: &Create<'_>, reply: ReplyCreate) {
