@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::config::{ClientConfig, ConnectError};
 use crate::error::FsError;
+use crate::file::sync::Durable;
 use crate::handle::{
     Creation, DirectoryPage, FileLocation, HandleId, OpenFile, OpenFlags, Statfs, Timeouts,
 };
@@ -339,9 +340,11 @@ impl Client {
     ///
     /// Whatever kept that from happening, now or in the background since this handle was last told.
     pub async fn fsync(&self, handle: HandleId, datasync: bool) -> Result<(), FsError> {
-        // fdatasync must save size and layout too, and these are published with everything else.
-        let operation = if datasync { "fdatasync" } else { "fsync" };
-        self.counted(operation, self.inner.fsync(handle)).await
+        let (operation, what) = match datasync {
+            true => ("fdatasync", Durable::Data),
+            false => ("fsync", Durable::Everything),
+        };
+        self.counted(operation, self.inner.fsync(handle, what)).await
     }
 
     /// [`fsync`](Client::fsync) by inode, for a file that may not be open here.

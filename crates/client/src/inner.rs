@@ -21,6 +21,7 @@ use crate::file::Files;
 use crate::file::budget::Budget;
 use crate::file::open::KeptLayout;
 use crate::flights::join_all;
+use crate::marks::Marks;
 use crate::meta::MetaClient;
 use crate::placement::Placement;
 use crate::stats::Stats;
@@ -29,6 +30,8 @@ use crate::view::Views;
 
 /// The whole view is fetched this often, for the loads in it.
 const VIEW_PERIOD: Duration = Duration::from_secs(10);
+/// What was flushed is told to the inodes this often.
+const MARKS_PERIOD: Duration = Duration::from_secs(1);
 /// A closed file's open extent is kept this long for the next open.
 const IDLE_AGE: Duration = Duration::from_secs(10);
 /// Files that are settled at once in the background.
@@ -49,6 +52,8 @@ pub(crate) struct Inner {
     pub versions: Mutex<Bounded<InodeId, u64>>,
     /// Content maps of closed files.
     pub layouts: Mutex<Bounded<InodeId, KeptLayout>>,
+    /// Bytes on all disks of which their inodes do not know.
+    pub marks: Marks,
     /// Directories directly below the root.
     pub tops: Mutex<Bounded<InodeId, ()>>,
     pub placement: Placement,
@@ -87,6 +92,7 @@ impl Inner {
             names: Timed::new(entries, timeout),
             versions: Mutex::new(Bounded::new(entries)),
             layouts: Mutex::new(Bounded::new(entries)),
+            marks: Marks::default(),
             tops: Mutex::new(Bounded::new(entries)),
             placement: Placement::default(),
             settling: Semaphore::new(SETTLING_MAX),
@@ -97,6 +103,7 @@ impl Inner {
         let age = inner.core.config.dirty_age_max;
         inner.every(lease / 3, |inner| Box::pin(async move { inner.meta.keep_alive().await }));
         inner.every(age / 5, |inner| Box::pin(async move { inner.sweep() }));
+        inner.every(MARKS_PERIOD, |inner| Box::pin(async move { inner.send_marks().await }));
         inner.every(VIEW_PERIOD, |inner| {
             Box::pin(async move {
                 inner.core.views.refresh_loads(&*inner.core.transport).await;
@@ -163,6 +170,7 @@ impl Inner {
             let settled = join_all(files.iter().map(settle).collect()).await;
             result = settled.into_iter().fold(result, Result::and);
         }
+        self.send_marks().await;
         self.meta.close_sessions().await;
         result
     }

@@ -40,6 +40,7 @@ mod directory;
 mod file;
 mod flights;
 mod inner;
+mod marks;
 mod meta;
 mod names;
 mod placement;

@@ -383,6 +383,7 @@ fn operation_of_write(write: &MetaWrite) -> &'static str {
         MetaWrite::Rename { .. } => "rename",
         MetaWrite::SetAttributes { .. } => "setattr",
         MetaWrite::Publish(_) => "publish",
+        MetaWrite::MarkFlushed { .. } => "mark_flushed",
         MetaWrite::Release { .. } => "release",
         MetaWrite::GrantInodes { .. } => "grant_inodes",
     }

@@ -64,6 +64,12 @@ pub enum MetaError {
         /// The inode's truncation generation.
         current: u64,
     },
+    /// Somebody else changed the content that this replaces as a whole: load it, and publish again.
+    #[error("changed meanwhile: content version is {current}")]
+    StaleContent {
+        /// The inode's content version.
+        current: u64,
+    },
     /// This partition takes no new inodes: place the inode elsewhere.
     #[error("partition takes no new inodes")]
     PartitionFull,
@@ -103,7 +109,9 @@ impl MetaError {
                 Next::RetrySame
             }
             E::WrongPartition => Next::RefreshRoute,
-            E::PartitionFull | E::StaleTruncation { .. } => Next::RetryElsewhere,
+            E::PartitionFull | E::StaleTruncation { .. } | E::StaleContent { .. } => {
+                Next::RetryElsewhere
+            }
             E::NotFound
             | E::Exists
             | E::NotDirectory
@@ -138,6 +146,7 @@ impl MetaError {
             E::TooLarge => 27,
             E::Locked | E::Busy => 16,
             E::StaleTruncation { .. }
+            | E::StaleContent { .. }
             | E::NotLeader { .. }
             | E::WrongPartition
             | E::OutcomeUnknown

@@ -11,6 +11,9 @@ pub const READDIR_ENTRIES_MAX: u32 = 4096;
 /// Requests in one batch, at most.
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 
+/// Files and segments in one `MarkFlushed`, at most.
+pub const MARKS_MAX: usize = 4096;
+
 /// What makes a mutating request one that is applied once (DESIGN.md section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RequestId {
@@ -236,6 +239,12 @@ pub enum MetaWrite {
     },
     /// Makes written bytes part of the file (DESIGN.md section 4).
     Publish(Publish),
+    /// Published bytes are on the disks of all members by now. What a file no longer refers to is
+    /// passed over: this changes marks, never content.
+    MarkFlushed {
+        /// The files, at most [`MARKS_MAX`].
+        files: Vec<FlushedFile>,
+    },
     /// The client closed an inode that it had unlinked while open.
     Release {
         /// Which.
@@ -255,6 +264,9 @@ pub struct Publish {
     pub inode: InodeId,
     /// Truncation generation that the client last saw.
     pub truncation: u64,
+    /// Content version that the client last saw. Content in the inode is only ever replaced whole,
+    /// so it must be of this version: else bytes of somebody else would be lost.
+    pub base: u64,
     /// New keys, in order of writing: where they overlap older ones, they win.
     pub segments: Vec<Segment>,
     /// The size becomes at least this.
@@ -267,6 +279,15 @@ pub struct Publish {
     pub modified: Timestamp,
     /// The process that wrote was not privileged: set-id bits go.
     pub clear_set_id: bool,
+}
+
+/// Bytes of a file that are on all disks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlushedFile {
+    /// The file.
+    pub inode: InodeId,
+    /// The bytes, by their keys.
+    pub segments: Vec<Segment>,
 }
 
 /// What a new inode is.

@@ -41,6 +41,9 @@ pub(crate) struct Content {
     segments: SegmentMap,
     inline: Option<Bytes>,
     unpublished: SegmentMap,
+    /// Bytes of the inode that a push took along to the data nodes though nobody wrote them here:
+    /// no use once somebody else has replaced what is in the inode.
+    carried: RangeMap,
     dirty: RangeMap,
     sending: RangeMap,
     untold: Untold,
@@ -103,6 +106,7 @@ impl Content {
             segments,
             inline,
             unpublished: SegmentMap::default(),
+            carried: RangeMap::default(),
             dirty: RangeMap::default(),
             sending: RangeMap::default(),
             untold: Untold::default(),
@@ -129,6 +133,12 @@ impl Content {
             return Ok(());
         }
         let (mut segments, inline) = taken_apart(content)?;
+        if self.stale || attributes.content_version != self.attributes.content_version {
+            for (start, end) in self.carried.runs() {
+                self.unpublished.cut(start, end);
+            }
+            self.carried = RangeMap::default();
+        }
         for own in self.unpublished.iter() {
             segments.overlay(own.clone());
         }
@@ -283,9 +293,13 @@ impl Content {
             pieces.extend(self.dirty.take(start, end));
         }
         for (at, bytes) in &pieces {
+            self.carried.remove(*at, *at + bytes.len() as u64);
             self.sending.insert(*at, bytes.clone());
         }
-        pieces.extend(self.inline_below());
+        for (at, bytes) in self.inline_below() {
+            self.carried.insert(at, bytes.clone());
+            pieces.push((at, bytes));
+        }
         pieces.sort_by_key(|(at, _)| *at);
         let push = self.split(&pieces);
         (!push.appends.is_empty() || !push.replacements.is_empty()).then_some(push)
@@ -373,10 +387,27 @@ impl Content {
         let released = self.buffered_bytes();
         (self.dirty, self.sending) = (RangeMap::default(), RangeMap::default());
         self.unpublished = SegmentMap::default();
+        self.carried = RangeMap::default();
         self.untold = Untold::default();
         self.stale = true;
         self.size = self.attributes.size;
         released
+    }
+
+    /// Whether a publish must wait for another push: what is known here of the content is old, or a
+    /// part of it that leaves the inode is not on the data nodes yet.
+    pub(crate) fn is_behind(&self) -> bool {
+        let leaves_inode = self.inline.is_some() && !self.unpublished.is_empty();
+        self.has_untold() && (self.stale || leaves_inode && !self.inline_below().is_empty())
+    }
+
+    /// Whether the servers must be told something before all bytes on the data nodes can be read
+    /// back. If not, only times and the content version are owed.
+    pub(crate) fn owes_bytes(&self) -> bool {
+        !self.unpublished.is_empty()
+            || !self.dirty.is_empty()
+            || self.untold.end > self.attributes.size
+            || self.untold.clear_set_id
     }
 
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
@@ -398,13 +429,24 @@ impl Content {
         Some(Publish {
             inode: self.attributes.inode,
             truncation: self.attributes.truncation,
-            segments: self.unpublished.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect(),
+            base: self.attributes.content_version,
+            segments: self.next_segments(),
             size: untold.end,
             inline,
             overwritten: untold.overwritten,
             modified,
             clear_set_id: untold.clear_set_id,
         })
+    }
+
+    /// Unpublished segments, as many as one publish takes, marked if they are on all disks by now.
+    fn next_segments(&self) -> Vec<Segment> {
+        let unpublished = self.unpublished.iter().take(PUBLISH_SEGMENTS_MAX);
+        let marked = unpublished.map(|segment| {
+            let flushed = segment.flushed || is_on_disk(&self.flushed, segment);
+            Segment { flushed, ..segment.clone() }
+        });
+        marked.collect()
     }
 
     /// The whole file from memory: only for what fits inline.
@@ -430,7 +472,10 @@ impl Content {
         }
         match publish.inline {
             Some(inline) => self.inline = Some(inline.into()),
-            None if !self.segments.is_empty() => self.inline = None,
+            None if !self.segments.is_empty() => {
+                self.inline = None;
+                self.carried = RangeMap::default();
+            }
             None => {}
         }
         let expected = self.attributes.content_version + 1;
@@ -449,11 +494,19 @@ impl Content {
         self.push_failed()
     }
 
+    /// The publish would have replaced content that was not seen here: it is to be loaded, and all
+    /// that the publish told is to be told again. Gives how many bytes left the buffer.
+    pub(crate) fn publish_was_behind(&mut self, publish: &Publish) -> u64 {
+        self.stale = true;
+        self.publish_failed(publish)
+    }
+
     /// The servers cut or extended the file to `size`. Gives how many bytes left the buffer.
     pub(crate) fn truncated(&mut self, size: u64, attributes: Attributes) -> u64 {
         let expected = self.attributes.content_version + 1;
         self.segments.cut(size, u64::MAX);
         self.unpublished.cut(size, u64::MAX);
+        self.carried.remove(size, u64::MAX);
         let has_inline = self.inline.is_some();
         if size == 0 {
             self.inline = None;
@@ -480,8 +533,11 @@ impl Content {
         partitions
     }
 
-    /// All members have these on disk.
-    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) {
+    /// All members have these on disk. Gives what the servers do not know of it.
+    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) -> Vec<Segment> {
+        if extents.is_empty() {
+            return Vec::new();
+        }
         for (partition, extents) in extents {
             for (extent, length) in extents {
                 let key = (partition, extent);
@@ -492,6 +548,14 @@ impl Content {
                 *known = length.max(*known);
             }
         }
+        let news = |s: &&Segment| !s.flushed && is_on_disk(&self.flushed, s);
+        let news: Vec<Segment> = self.segments.iter().filter(news).cloned().collect();
+        for segment in &news {
+            self.segments.overlay(Segment { flushed: true, ..segment.clone() });
+        }
+        // What is not published yet will say so itself.
+        let is_published = |s: &Segment| self.unpublished.parts(s.offset, s.end()).len() == 1;
+        news.into_iter().filter(|s| self.unpublished.is_empty() || is_published(s)).collect()
     }
 
     /// Looks through the whole map, after it was loaded or cut.
@@ -510,6 +574,12 @@ fn taken_apart(content: WireContent) -> Result<(SegmentMap, Option<Bytes>), FsEr
         WireContent::Inline(bytes) => (SegmentMap::default(), Some(bytes.into())),
         WireContent::Segments(segments) => (SegmentMap::from_server(segments)?, None),
     })
+}
+
+fn is_on_disk(flushed: &BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) -> bool {
+    let milpa_types::Columns::One(column) = &segment.columns else { return false };
+    let known = flushed.get(&(column.partition, column.extent));
+    known.is_some_and(|known| column.offset + segment.length <= *known)
 }
 
 fn note(unflushed: &mut BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) {

@@ -70,8 +70,14 @@ impl Servers {
     }
 
     /// As the meta partition applies it: content in the inode goes only when all of it is covered.
-    fn publish(&mut self, publish: &Publish) -> Attributes {
+    /// `None`: content in the inode would be replaced by somebody who had not seen it.
+    fn publish(&mut self, publish: &Publish) -> Option<Attributes> {
         assert_eq!(publish.truncation, self.attributes.truncation);
+        let leaves_inode = self.inline.is_some() && !publish.segments.is_empty();
+        let replaces_all = publish.inline.is_some() || leaves_inode;
+        if replaces_all && publish.base != self.attributes.content_version {
+            return None;
+        }
         if let Some(inline) = &publish.inline {
             assert!(publish.segments.is_empty() && inline.len() as u64 <= INLINE);
             self.segments = SegmentMap::default();
@@ -89,7 +95,22 @@ impl Servers {
         }
         self.attributes.size = self.attributes.size.max(publish.size);
         self.attributes.content_version += 1;
-        self.attributes
+        Some(self.attributes)
+    }
+
+    /// Another client writes into a file that lives in its inode. False if it does not.
+    fn write_inline(&mut self, at: u64, data: &[u8]) -> bool {
+        let end = at + data.len() as u64;
+        if !self.segments.is_empty() || self.attributes.size.max(end) > INLINE {
+            return false;
+        }
+        let mut whole = self.inline.take().unwrap_or_default();
+        self.attributes.size = self.attributes.size.max(end);
+        whole.resize(self.attributes.size as usize, 0);
+        whole[at as usize..end as usize].copy_from_slice(data);
+        self.inline = Some(whole);
+        self.attributes.content_version += 1;
+        true
     }
 
     fn truncate(&mut self, size: u64) -> Attributes {
@@ -136,6 +157,8 @@ enum Step {
     Publish(bool, Option<(u64, usize)>),
     Reload,
     Reopen,
+    /// Another client writes into a small file; whether we hear of it at once.
+    Other(u64, usize, bool),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -151,6 +174,8 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (any::<bool>(), meanwhile).prop_map(|(ok, write)| Step::Publish(ok, write)),
         1 => Just(Step::Reload),
         1 => Just(Step::Reopen),
+        2 => (0..50u64, 1..30usize, any::<bool>())
+            .prop_map(|(at, length, heard)| Step::Other(at, length, heard)),
     ]
 }
 
@@ -160,6 +185,10 @@ struct World {
     servers: Servers,
     content: Content,
     model: Vec<u8>,
+    /// Which bytes were written here and not published.
+    own: Vec<bool>,
+    /// Somebody else wrote, and we have not heard of it.
+    is_behind: bool,
     /// Bytes that the buffer's budget thinks are held.
     budget: u64,
     clock: i64,
@@ -169,15 +198,43 @@ impl World {
     fn new() -> World {
         let servers = Servers::new();
         let content = Content::new(servers.attributes, servers.content()).unwrap();
-        World { servers, content, model: Vec::new(), budget: 0, clock: 0 }
+        let (model, own) = (Vec::new(), Vec::new());
+        World { servers, content, model, own, is_behind: false, budget: 0, clock: 0 }
+    }
+
+    fn bytes(&mut self, length: usize) -> Vec<u8> {
+        self.clock += 1;
+        (0..length).map(|i| (self.clock as usize + i) as u8).collect()
+    }
+
+    fn grow(&mut self, end: usize) {
+        self.model.resize(self.model.len().max(end), 0);
+        self.own.resize(self.model.len(), false);
+    }
+
+    /// What is not published here yet is the later write.
+    fn other(&mut self, at: u64, length: usize, heard: bool) {
+        let data = self.bytes(length);
+        if !self.servers.write_inline(at, &data) {
+            return;
+        }
+        let end = at as usize + length;
+        self.grow(end);
+        for (at, byte) in (at as usize..end).zip(data) {
+            if !self.own[at] {
+                self.model[at] = byte;
+            }
+        }
+        self.content.stale |= heard;
+        self.is_behind |= !heard;
     }
 
     fn write(&mut self, at: u64, length: usize) {
-        self.clock += 1;
-        let data: Vec<u8> = (0..length).map(|i| (self.clock as usize + i) as u8).collect();
+        let data = self.bytes(length);
         let end = at as usize + length;
-        self.model.resize(self.model.len().max(end), 0);
+        self.grow(end);
         self.model[at as usize..end].copy_from_slice(&data);
+        self.own[at as usize..end].fill(true);
         let replaced = self.content.write(at, data.into(), Timestamp(self.clock), false);
         self.budget = self.budget + length as u64 - replaced;
     }
@@ -216,26 +273,44 @@ impl World {
     }
 
     fn publish(&mut self, succeeds: bool, write: Meanwhile) {
-        if !self.push(Scope::All, usize::MAX, None) {
+        let mut meanwhile = write;
+        for _ in 0..4 {
+            if !self.push(Scope::All, usize::MAX, None) {
+                return;
+            }
+            if self.content.is_behind() {
+                continue;
+            }
+            let Some(publish) = self.content.begin_publish(INLINE) else { return };
+            if !succeeds {
+                self.budget -= self.content.publish_failed(&publish);
+                return;
+            }
+            let later = meanwhile.take();
+            later.into_iter().for_each(|(at, length)| self.write(at, length));
+            let Some(attributes) = self.servers.publish(&publish) else {
+                self.budget -= self.content.publish_was_behind(&publish);
+                continue;
+            };
+            self.budget -= self.content.published(publish, attributes);
+            self.own.fill(false);
+            if let Some((at, length)) = later {
+                self.own[at as usize..at as usize + length].fill(true);
+            }
             return;
         }
-        let Some(publish) = self.content.begin_publish(INLINE) else { return };
-        write.into_iter().for_each(|(at, length)| self.write(at, length));
-        if succeeds {
-            let attributes = self.servers.publish(&publish);
-            self.budget -= self.content.published(publish, attributes);
-        } else {
-            self.budget -= self.content.publish_failed(&publish);
-        }
+        panic!("never up to date");
     }
 
     fn truncate(&mut self, size: u64) {
         let attributes = self.servers.truncate(size);
         self.budget -= self.content.truncated(size, attributes);
         self.model.resize(size as usize, 0);
+        self.own.resize(size as usize, false);
     }
 
     fn reload(&mut self) {
+        self.is_behind = false;
         self.content.refresh(self.servers.attributes, self.servers.content()).unwrap();
     }
 
@@ -243,10 +318,13 @@ impl World {
         if self.content.stale {
             self.reload();
         }
+        assert_eq!(self.content.buffered_bytes(), self.budget, "budget");
+        if self.is_behind {
+            return;
+        }
         let seen = self.servers.read(self.content.sources(0, 1 << 30));
         assert_eq!(seen.len(), self.model.len(), "length");
         assert!(seen == self.model, "bytes differ at {:?}", differs(&seen, &self.model));
-        assert_eq!(self.content.buffered_bytes(), self.budget, "budget");
     }
 }
 
@@ -271,8 +349,12 @@ proptest! {
                 }
                 Step::Publish(succeeds, write) => world.publish(succeeds, write),
                 Step::Reload => world.reload(),
+                Step::Other(at, length, heard) => world.other(at, length, heard),
                 Step::Reopen => {
                     world.publish(true, None);
+                    if world.is_behind {
+                        world.reload();
+                    }
                     if let Some((segments, inline)) = world.content.parts() {
                         let attributes = world.servers.attributes;
                         world.content = Content::from_parts(attributes, segments, inline);
@@ -324,7 +406,7 @@ fn somebody_elses_change_makes_the_content_stale() {
     world.push(Scope::All, usize::MAX, None);
     let publish = world.content.begin_publish(INLINE).unwrap();
     world.servers.attributes.content_version += 1;
-    let attributes = world.servers.publish(&publish);
+    let attributes = world.servers.publish(&publish).unwrap();
     world.content.published(publish, attributes);
     assert!(world.content.stale);
     assert_eq!(world.content.version(), None);
@@ -337,7 +419,10 @@ fn flushed_extents_are_not_flushed_again() {
     world.publish(true, None);
     let unflushed = world.content.unflushed();
     assert_eq!(unflushed[&PartitionId(1)], [(ExtentId(1), 1000)]);
-    world.content.flushed(unflushed);
+    let news = world.content.flushed(unflushed.clone());
+    let all: Vec<_> = world.servers.segments.iter().cloned().collect();
+    assert_eq!(news, all, "told to the servers");
+    assert_eq!(world.content.flushed(unflushed), [], "once");
     assert!(world.content.unflushed().is_empty());
     world.reload();
     assert!(world.content.unflushed().is_empty(), "known to be on disk, whatever the layout says");
@@ -356,7 +441,7 @@ fn more_segments_than_one_publish_takes_go_in_several() {
     let mut publishes = 0;
     while let Some(publish) = world.content.begin_publish(INLINE) {
         assert!(publish.segments.len() <= 4096);
-        let attributes = world.servers.publish(&publish);
+        let attributes = world.servers.publish(&publish).unwrap();
         world.content.published(publish, attributes);
         publishes += 1;
     }

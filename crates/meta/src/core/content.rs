@@ -118,6 +118,20 @@ impl Partition {
         known < new.length
     }
 
+    /// Notes that bytes are on all disks, as far as the inode still has them where `flushed` says.
+    pub(crate) fn mark_segment(&mut self, id: InodeId, flushed: &Segment) {
+        let overlapped: Vec<_> = self.overlapping(id, flushed.offset, flushed.end()).collect();
+        for old in overlapped.iter().filter(|old| !old.flushed && is_same_place(old, flushed)) {
+            let Some(marked) = old.clip(flushed.offset, flushed.end()) else { continue };
+            self.drop_record(id, old);
+            let rests = [old.clip(0, marked.offset), old.clip(marked.end(), u64::MAX)];
+            for rest in rests.into_iter().flatten() {
+                self.store(id, &rest);
+            }
+            self.store_joined(id, Segment { flushed: true, ..marked });
+        }
+    }
+
     /// Stores a segment, as one with those before and after that it continues.
     fn store_joined(&mut self, inode: InodeId, mut segment: Segment) {
         let start = segment.offset;

@@ -60,6 +60,7 @@ fn operation_of_write(write: &MetaWrite) -> Operation {
         MetaWrite::Rename { .. } => "rename",
         MetaWrite::SetAttributes { .. } => "set_attributes",
         MetaWrite::Publish(_) => "publish",
+        MetaWrite::MarkFlushed { .. } => "mark_flushed",
         MetaWrite::Release { .. } => "release",
         MetaWrite::GrantInodes { .. } => "grant_inodes",
     }

@@ -98,6 +98,7 @@ impl Partition {
                 self.set_attributes(session, *inode, changes, request.now)
             }
             MetaWrite::Publish(publish) => self.publish(session, publish, request.now),
+            MetaWrite::MarkFlushed { files } => self.mark_flushed(files),
             MetaWrite::Release { inode } => self.check_owned(*inode).map(|()| {
                 self.release(*inode, session);
                 MetaAnswer::Done

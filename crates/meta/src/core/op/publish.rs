@@ -2,10 +2,11 @@
 //!
 //! Size takes the maximum; of overlapping segments the last published wins; the loser's bytes go to
 //! the free list. Publishing the same bytes again, to mark them flushed or because an answer was
-//! lost, frees nothing and changes no content version.
+//! lost, frees nothing and changes no content version. Content in the inode is replaced whole, by a
+//! client that has seen all of it: [`MetaError::StaleContent`] sends one back that has not.
 
 use milpa_types::{Columns, FileKind, InodeId, MetaError, Segment, SessionId, Timestamp};
-use milpa_wire::meta::{MetaAnswer, MetaReply, Publish};
+use milpa_wire::meta::{FlushedFile, MARKS_MAX, MetaAnswer, MetaReply, Publish};
 
 use super::super::Partition;
 use super::super::inode::{Body, Inode};
@@ -29,6 +30,7 @@ impl Partition {
         if publish.truncation != inode.truncation {
             return Err(MetaError::StaleTruncation { current: inode.truncation });
         }
+        check_base(&inode, publish)?;
         self.check_publish(&inode, publish)?;
         let old_size = inode.size;
         let mut is_changed = publish.overwritten;
@@ -47,6 +49,21 @@ impl Partition {
         note_write(&mut inode, publish, is_changed, now);
         self.tables.inodes.insert(&id, &inode);
         Ok(MetaAnswer::Attributes(inode.attributes(id)))
+    }
+
+    /// Marks bytes that are on all disks by now.
+    pub(crate) fn mark_flushed(&mut self, files: &[FlushedFile]) -> MetaReply {
+        let segments: usize = files.iter().map(|file| file.segments.len()).sum();
+        if files.len().max(segments) > MARKS_MAX {
+            return Err(MetaError::Invalid);
+        }
+        files.iter().flat_map(|file| &file.segments).try_for_each(check_segment)?;
+        for file in files {
+            for segment in &file.segments {
+                self.mark_segment(file.inode, segment);
+            }
+        }
+        Ok(MetaAnswer::Done)
     }
 
     /// Whole small content: all segments go. Returns whether anything changed.
@@ -86,6 +103,16 @@ impl Partition {
             _ => Ok(()),
         }
     }
+}
+
+/// Whoever replaces the content as a whole must have seen all of it.
+fn check_base(inode: &Inode, publish: &Publish) -> Result<(), MetaError> {
+    let leaves_inode = matches!(inode.body, Body::Inline(_)) && !publish.segments.is_empty();
+    let replaces_all = publish.inline.is_some() || leaves_inode;
+    if replaces_all && publish.base != inode.content_version {
+        return Err(MetaError::StaleContent { current: inode.content_version });
+    }
+    Ok(())
 }
 
 /// A change of content shows in version and times; a flush mark alone does not: it may arrive

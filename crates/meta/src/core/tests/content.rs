@@ -1,7 +1,7 @@
 //! Content maps: publish, truncate, delete; and what goes to the free list.
 
 use milpa_types::{AttributeChanges, FreedRange};
-use milpa_wire::meta::Content;
+use milpa_wire::meta::{Content, FlushedFile};
 use proptest::prelude::*;
 
 use super::*;
@@ -29,8 +29,22 @@ impl OneFile {
     }
 
     fn publish(&mut self, segments: Vec<Segment>) -> MetaReply {
+        let base = self.solo.stat(self.file).unwrap().content_version;
+        self.publish_over(base, segments)
+    }
+
+    /// A publish of somebody who last saw the version `base`.
+    fn publish_over(&mut self, base: u64, segments: Vec<Segment>) -> MetaReply {
         let truncation = self.solo.stat(self.file).unwrap().truncation;
-        self.solo.write(publish(self.file, truncation, segments))
+        let MetaWrite::Publish(publish) = publish(self.file, truncation, segments) else {
+            unreachable!()
+        };
+        self.solo.write(MetaWrite::Publish(Publish { base, ..publish }))
+    }
+
+    fn mark_flushed(&mut self, segments: Vec<Segment>) -> MetaReply {
+        let file = FlushedFile { inode: self.file, segments };
+        self.solo.write(MetaWrite::MarkFlushed { files: vec![file] })
     }
 
     fn set_size(&mut self, size: u64) {
@@ -101,6 +115,31 @@ fn publishing_the_same_bytes_again_frees_nothing_and_may_mark_them_flushed() {
 }
 
 #[test]
+fn marks_reach_what_the_file_still_has_and_nothing_else() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0), segment(200, 50, LARGE, 200)]).unwrap();
+    f.publish(vec![segment(40, 20, small(), 7)]).unwrap();
+    let (before, free) = (f.solo.stat(f.file).unwrap(), f.freed());
+    let on_disk = |segment| Segment { flushed: true, ..segment };
+    f.mark_flushed(vec![segment(0, 230, LARGE, 0)]).unwrap();
+    let marked = [
+        on_disk(segment(0, 40, LARGE, 0)),
+        segment(40, 20, small(), 7),
+        on_disk(segment(60, 40, LARGE, 60)),
+        on_disk(segment(200, 30, LARGE, 200)),
+        segment(230, 20, LARGE, 230),
+    ];
+    assert_eq!(f.segments(), marked);
+    f.mark_flushed(vec![segment(230, 20, LARGE, 230), segment(40, 20, small(), 7)]).unwrap();
+    assert_eq!(f.segments().len(), 4, "marked neighbours become one key again");
+    assert_eq!(f.solo.stat(f.file), Ok(before), "no content changed, no time either");
+    assert_eq!(f.freed(), free);
+    f.solo.write(unlink(ROOT, "f")).unwrap();
+    assert_eq!(f.mark_flushed(vec![segment(0, 10, LARGE, 0)]), Ok(MetaAnswer::Done), "too late");
+    assert_eq!(f.mark_flushed(vec![segment(0, 0, LARGE, 0)]), Err(MetaError::Invalid));
+}
+
+#[test]
 fn growing_in_place_frees_nothing() {
     let mut f = OneFile::new();
     for end in [100, 250, 4000] {
@@ -147,6 +186,7 @@ fn inline(f: &OneFile, content: &[u8]) -> MetaWrite {
     MetaWrite::Publish(Publish {
         inode: f.file,
         truncation: f.solo.stat(f.file).unwrap().truncation,
+        base: f.solo.stat(f.file).unwrap().content_version,
         segments: Vec::new(),
         size: content.len() as u64,
         inline: Some(content.to_vec()),
@@ -172,6 +212,25 @@ fn content_moves_into_the_inode_and_out_again() {
     assert_eq!(f.segments(), [segment(0, 100, LARGE, 0)]);
     assert_eq!(f.solo.partition.statistics().allocated_bytes, 100);
     assert_eq!(f.solo.write(inline(&f, &[0; 513])), Err(MetaError::Invalid));
+}
+
+/// A regression: two clients write into one small file. Each publishes all of it, and the second,
+/// which had not seen the first one's bytes, took them away.
+#[test]
+fn content_in_the_inode_is_replaced_only_by_who_has_seen_it() {
+    let mut f = OneFile::new();
+    let late = inline(&f, b"......second");
+    let late_and_large = segment(0, 4096, LARGE, 0);
+    f.solo.write(inline(&f, b"first.......")).unwrap();
+    let refused = Err(MetaError::StaleContent { current: 1 });
+    assert_eq!(f.solo.write(late), refused);
+    assert_eq!(f.publish_over(0, vec![late_and_large.clone()]), refused);
+    let elsewhere = segment(4096, 10, LARGE, 0);
+    assert_eq!(f.publish_over(0, vec![elsewhere]), refused, "not seen that it is in the inode");
+    assert_eq!(f.content(), Content::Inline(b"first.......".to_vec()));
+    f.publish_over(1, vec![late_and_large]).unwrap();
+    f.publish_over(0, vec![segment(4096, 10, LARGE, 4096)]).unwrap();
+    assert_eq!(f.segments(), [segment(0, 4106, LARGE, 0)], "keys need not have seen each other");
 }
 
 #[test]

@@ -78,6 +78,7 @@ fn publish(inode: InodeId, truncation: u64, segments: Vec<Segment>) -> MetaWrite
     MetaWrite::Publish(Publish {
         inode,
         truncation,
+        base: 0,
         size: segments.iter().map(Segment::end).max().unwrap_or(0),
         segments,
         inline: None,
