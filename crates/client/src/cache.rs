@@ -53,6 +53,8 @@ impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
 struct Known<V> {
     value: Option<V>,
     as_of: Instant,
+    /// Answers to requests that began before this are old: the thing was changed here meanwhile.
+    fence: Instant,
 }
 
 /// Answers by key, each usable for a while after it was asked for.
@@ -88,15 +90,41 @@ impl<K: Hash + Eq + Clone, V: Clone> Timed<K, V> {
     pub(crate) fn put(&self, key: K, value: V, asked: Instant) {
         let Some(shard) = self.shard(&key) else { return };
         let mut shard = lock(shard);
-        if shard.get(&key).is_none_or(|known| known.as_of <= asked) {
-            shard.insert(key, Known { value: Some(value), as_of: asked });
+        if shard.get(&key).is_none_or(|known| known.fence <= asked) {
+            shard.insert(key, Known { value: Some(value), as_of: asked, fence: asked });
         }
+    }
+
+    /// Remembers what a change of ours left behind, which was asked for at `asked`. Several may be
+    /// under way at once: the newest stays, whichever is answered last.
+    pub(crate) fn put_changed(
+        &self,
+        key: K,
+        value: V,
+        asked: Instant,
+        is_newer: impl Fn(&V, &V) -> bool,
+    ) {
+        let Some(shard) = self.shard(&key) else { return };
+        let mut shard = lock(shard);
+        let fence = Instant::now();
+        let known = match shard.get(&key) {
+            Some(Known { value: Some(known), as_of, .. }) if !is_newer(&value, &known) => {
+                Known { value: Some(known), as_of, fence }
+            }
+            // Changed in another way meanwhile: nobody can tell whether this is before or after.
+            Some(Known { value: None, fence: changed, .. }) if changed > asked => {
+                Known { value: None, as_of: fence, fence }
+            }
+            _ => Known { value: Some(value), as_of: asked, fence },
+        };
+        shard.insert(key, known);
     }
 
     /// Forgets, also what is still under way.
     pub(crate) fn forget(&self, key: &K) {
         let Some(shard) = self.shard(key) else { return };
-        lock(shard).insert(key.clone(), Known { value: None, as_of: Instant::now() });
+        let fence = Instant::now();
+        lock(shard).insert(key.clone(), Known { value: None, as_of: fence, fence });
     }
 
     fn shard(&self, key: &K) -> Option<&Mutex<Bounded<K, Known<V>>>> {
@@ -117,6 +145,29 @@ mod tests {
             assert_eq!(map.get(&0), Some("kept"));
             assert!(map.young.len() + map.old.len() <= 100);
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_our_own_changes_the_newest_is_remembered() {
+        let cache: Timed<u32, u32> = Timed::new(1000, Duration::from_secs(1));
+        let newer = |new: &u32, known: &u32| new > known;
+        let step = || tokio::time::advance(Duration::from_millis(10));
+        let first = Instant::now();
+        step().await;
+        let second = Instant::now();
+        cache.put_changed(1, 8, second, newer);
+        cache.put_changed(1, 7, first, newer);
+        assert_eq!(cache.get(&1), Some(8), "answered in the other order");
+        step().await;
+        cache.put_changed(1, 9, first, newer);
+        cache.put(1, 6, second);
+        assert_eq!(cache.get(&1), Some(9), "asked before the change was answered");
+        cache.forget(&1);
+        cache.put_changed(1, 10, second, newer);
+        assert_eq!(cache.get(&1), None, "before or after what made us forget?");
+        step().await;
+        cache.put_changed(1, 11, Instant::now(), newer);
+        assert_eq!(cache.get(&1), Some(11));
     }
 
     #[tokio::test(start_paused = true)]

@@ -49,6 +49,7 @@ mod segments;
 mod session;
 mod stats;
 mod view;
+mod whole;
 mod window;
 
 pub use client::Client;

@@ -43,6 +43,9 @@ impl Inner {
         {
             return Ok(self.with_buffered(attributes));
         }
+        if self.whole.lacks(parent, name) {
+            return Err(MetaError::NotFound.into());
+        }
         let asked = Instant::now();
         let read = MetaRead::Lookup { parent, name: name.clone() };
         match self.meta.read(parent, read).await {
@@ -134,12 +137,28 @@ impl Inner {
     ) -> Result<Attributes, FsError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
+            let is_directory = new.kind == FileKind::Directory;
+            inner.whole.expect(parent, &name);
+            let asked = Instant::now();
             let made = inner.send_create(parent, &name, new).await;
-            inner.attributes.forget(&parent);
             inner.names.forget(&(parent, name));
-            inner.learn_entry(parent, made?, Instant::now()).await
+            inner.directory_changed(parent, made.as_ref().ok().and_then(directory_of), asked);
+            let made = made?;
+            if is_directory && made.directory.is_some() {
+                inner.whole.made(made.inode, asked);
+            }
+            inner.learn_entry(parent, made, Instant::now()).await
         })
         .await
+    }
+
+    /// A change of ours, asked for at `asked`, made this of a directory; `None` if that is unknown.
+    fn directory_changed(&self, parent: InodeId, now: Option<Attributes>, asked: Instant) {
+        let Some(attributes) = now else { return self.attributes.forget(&parent) };
+        self.whole.changed(parent, attributes.content_version, asked);
+        let is_newer =
+            |new: &Attributes, known: &Attributes| new.content_version > known.content_version;
+        self.attributes.put_changed(parent, attributes, asked, is_newer);
     }
 
     async fn send_create(
@@ -215,14 +234,18 @@ impl Inner {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
             let write = MetaWrite::Link { inode, parent, name: name.clone() };
+            inner.whole.expect(parent, &name);
+            let asked = Instant::now();
             let linked = inner.meta.write(parent, write).await;
-            inner.attributes.forget(&parent);
             inner.attributes.forget(&inode);
             inner.names.forget(&(parent, name));
-            match linked? {
-                MetaAnswer::Entry(entry) => inner.learn_entry(parent, entry, Instant::now()).await,
-                _ => Err(FsError::Broken("link")),
-            }
+            let entry = match linked {
+                Ok(MetaAnswer::Entry(entry)) => Ok(entry),
+                Ok(_) => Err(FsError::Broken("link")),
+                Err(error) => Err(error),
+            };
+            inner.directory_changed(parent, entry.as_ref().ok().and_then(directory_of), asked);
+            inner.learn_entry(parent, entry?, Instant::now()).await
         })
         .await
     }
@@ -241,9 +264,7 @@ impl Inner {
                 // Before the request: the last close may come before its answer.
                 file.shared().hold();
             }
-            let unlinked = inner.meta.write(parent, write).await;
-            inner.forget_name(parent, name);
-            unlinked.map(drop)
+            inner.send_remove(parent, name, write).await
         })
         .await
     }
@@ -256,11 +277,30 @@ impl Inner {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
             let write = MetaWrite::RemoveDirectory { parent, name: name.clone() };
-            let removed = inner.meta.write(parent, write).await;
-            inner.forget_name(parent, name);
-            removed.map(drop)
+            inner.send_remove(parent, name, write).await
         })
         .await
+    }
+
+    async fn send_remove(
+        &self,
+        parent: InodeId,
+        name: Name,
+        write: MetaWrite,
+    ) -> Result<(), FsError> {
+        let asked = Instant::now();
+        let removed = self.meta.write(parent, write).await;
+        self.forget_name(parent, name);
+        match removed {
+            Ok(MetaAnswer::Removed { directory }) => {
+                self.directory_changed(parent, Some(directory), asked);
+                Ok(())
+            }
+            other => {
+                self.directory_changed(parent, None, asked);
+                other.and(Err(FsError::Broken("unlink")))
+            }
+        }
     }
 
     pub(crate) async fn rename(
@@ -288,22 +328,24 @@ impl Inner {
                 no_replace,
                 held: replaced.is_some(),
             };
+            inner.whole.expect(target_parent, &target_name);
             let renamed = inner.meta.write(target_parent, write).await;
             inner.forget_name(source_parent, source_name);
             inner.forget_name(target_parent, target_name);
+            inner.attributes.forget(&source_parent);
+            inner.attributes.forget(&target_parent);
             renamed.map(drop)
         })
         .await
     }
 
-    /// A directory changed under `name`: its attributes, the name and what it named are no more.
+    /// A name changed: it and the attributes of what it named are no more.
     fn forget_name(&self, parent: InodeId, name: Name) {
         let key = (parent, name);
         if let Some(Some((inode, _))) = self.names.get_within(&key, Duration::MAX) {
             self.attributes.forget(&inode);
         }
         self.names.forget(&key);
-        self.attributes.forget(&parent);
     }
 
     /// The file that a name names, if it is in use here. Asks a server only if some file is in use
@@ -328,4 +370,9 @@ impl Inner {
         };
         Ok(self.files.get(inode).filter(|file| file.is_open()))
     }
+}
+
+/// What the change that made an entry made of its directory.
+fn directory_of(entry: &Entry) -> Option<Attributes> {
+    entry.directory.as_deref().copied()
 }

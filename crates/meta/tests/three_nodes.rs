@@ -326,7 +326,8 @@ fn the_end_of_a_session_frees_what_it_held_open() {
     client.open_session(&cluster, 1);
     client.create(&cluster, "open");
     let unlink = MetaWrite::Unlink { parent: InodeId::ROOT, name: name("open"), held: true };
-    assert_eq!(client.write(&cluster, FIRST, unlink), Ok(MetaAnswer::Done));
+    let removed = client.write(&cluster, FIRST, unlink);
+    assert!(matches!(removed, Ok(MetaAnswer::Removed { .. })), "{removed:?}");
 
     // As long as the client says that it lives, the inode does.
     let keep_alive = MetaRequest::KeepAlive { session: client.session };
@@ -372,7 +373,8 @@ fn bytes_are_forgotten_when_every_replica_has_freed_them() {
     let published = client.write(&cluster, FIRST, publish);
     assert!(published.is_ok(), "{published:?}");
     let unlink = MetaWrite::Unlink { parent: InodeId::ROOT, name: name("f"), held: false };
-    assert_eq!(client.write(&cluster, FIRST, unlink), Ok(MetaAnswer::Done));
+    let removed = client.write(&cluster, FIRST, unlink);
+    assert!(matches!(removed, Ok(MetaAnswer::Removed { .. })), "{removed:?}");
 
     eventually("the willing replica frees", || (!data_nodes[0].freed().is_empty()).then_some(()));
     // The other one is away: the order waits.

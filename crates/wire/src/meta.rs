@@ -318,6 +318,8 @@ pub struct Entry {
     pub kind: FileKind,
     /// Attributes, if the inode lives in the partition that answered.
     pub attributes: Option<Attributes>,
+    /// Its directory's attributes after the change, in the answer to what made the entry.
+    pub directory: Option<Box<Attributes>>,
 }
 
 /// Where a file's bytes are.
@@ -336,6 +338,11 @@ pub enum MetaAnswer {
     Done,
     /// Lookup, Create, Link.
     Entry(Entry),
+    /// Unlink, RemoveDirectory.
+    Removed {
+        /// The directory's attributes after the change.
+        directory: Attributes,
+    },
     /// GetAttributes, SetAttributes, Publish.
     Attributes(Attributes),
     /// GetAttributesBatch.

@@ -83,6 +83,7 @@ impl MetaNodes {
         match request {
             MetaRequest::Read { partition, read, .. } => {
                 self.check_leader(node, *partition)?;
+                *self.counts.entry("read").or_default() += 1;
                 self.read(*partition, read)
             }
             MetaRequest::Write { partition, id, now, write } => {
@@ -141,7 +142,11 @@ impl MetaNodes {
                 if let Some(found) = self.dentries.get(&(*parent, name.clone())) {
                     let kind = self.inodes[found].attributes.kind;
                     let opens = *open_existing && kind == FileKind::File;
-                    return if opens { self.entry(name, *found) } else { Err(MetaError::Exists) };
+                    return if opens {
+                        self.entry(*parent, name, *found)
+                    } else {
+                        Err(MetaError::Exists)
+                    };
                 }
                 let at = placement.unwrap_or(home);
                 if self.full.contains(&at) {
@@ -153,19 +158,19 @@ impl MetaNodes {
                 *next += 1;
                 self.inodes.insert(id, self::inode(id, inode, now));
                 self.dentries.insert((*parent, name.clone()), id);
-                self.entry(name, id)
+                self.made_entry(*parent, name, id)
             }
             MetaWrite::Link { inode, parent, name } => {
                 count("link");
                 self.inode(*inode)?.attributes.link_count += 1;
                 self.dentries.insert((*parent, name.clone()), *inode);
-                self.entry(name, *inode)
+                self.made_entry(*parent, name, *inode)
             }
             MetaWrite::Unlink { parent, name, held } => {
                 count("unlink");
                 let id = self.dentries.remove(&(*parent, name.clone()));
                 self.drop_link(id.ok_or(MetaError::NotFound)?, held.then_some(session));
-                Ok(MetaAnswer::Done)
+                Ok(MetaAnswer::Removed { directory: self.directory_changed(*parent) })
             }
             MetaWrite::RemoveDirectory { parent, name } => {
                 let key = (*parent, name.clone());
@@ -175,7 +180,7 @@ impl MetaNodes {
                 }
                 self.dentries.remove(&key);
                 self.inodes.remove(&id);
-                Ok(MetaAnswer::Done)
+                Ok(MetaAnswer::Removed { directory: self.directory_changed(*parent) })
             }
             MetaWrite::Rename {
                 source_parent,
@@ -252,19 +257,31 @@ impl MetaNodes {
     }
 
     /// Attributes only of inodes in the parent's partition, as the protocol says.
-    fn entry(&self, name: &Name, inode: InodeId) -> MetaReply {
+    fn entry(&self, parent: InodeId, name: &Name, inode: InodeId) -> MetaReply {
         let attributes = self.inodes[&inode].attributes;
-        let here = inode.slot() == MetaSlot(0);
+        let here = inode.slot() == parent.slot();
         let name = name.clone();
-        let kind = attributes.kind;
-        Ok(MetaAnswer::Entry(Entry { name, inode, kind, attributes: here.then_some(attributes) }))
+        let (kind, attributes) = (attributes.kind, here.then_some(attributes));
+        Ok(MetaAnswer::Entry(Entry { name, inode, kind, attributes, directory: None }))
+    }
+
+    fn made_entry(&mut self, parent: InodeId, name: &Name, inode: InodeId) -> MetaReply {
+        let directory = Some(Box::new(self.directory_changed(parent)));
+        let MetaAnswer::Entry(entry) = self.entry(parent, name, inode)? else { unreachable!() };
+        Ok(MetaAnswer::Entry(Entry { directory, ..entry }))
+    }
+
+    fn directory_changed(&mut self, parent: InodeId) -> Attributes {
+        let directory = &mut self.inodes.get_mut(&parent).unwrap().attributes;
+        directory.content_version += 1;
+        *directory
     }
 
     fn read(&mut self, partition: PartitionId, read: &MetaRead) -> MetaReply {
         match read {
             MetaRead::Lookup { parent, name } => {
                 let found = self.dentries.get(&(*parent, name.clone()));
-                self.entry(name, *found.ok_or(MetaError::NotFound)?)
+                self.entry(*parent, name, *found.ok_or(MetaError::NotFound)?)
             }
             MetaRead::GetAttributes { inode } => {
                 Ok(MetaAnswer::Attributes(self.inode(*inode)?.attributes))
@@ -296,7 +313,7 @@ impl MetaNodes {
                         let here = *with_attributes && inode.slot() == slot(partition);
                         let (name, kind) = (name.clone(), attributes.kind);
                         let attributes = here.then_some(attributes);
-                        Entry { name, inode: *inode, kind, attributes }
+                        Entry { name, inode: *inode, kind, attributes, directory: None }
                     })
                     .collect();
                 let end = all.len() <= *limit as usize;

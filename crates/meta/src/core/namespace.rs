@@ -1,7 +1,7 @@
 //! The moves that operations are made of: on one inode, or one dentry with its directory.
 
 use milpa_types::SYMLINK_BYTES_MAX;
-use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, Name, SessionId, Timestamp};
+use milpa_types::{Attributes, FileKind, InodeId, MetaError, MetaSlot, Name, SessionId, Timestamp};
 use milpa_wire::meta::NewInode;
 
 use super::Partition;
@@ -89,16 +89,26 @@ impl Partition {
         Ok(id)
     }
 
-    /// Adds a dentry. The directory's size, times and link count go with it.
-    pub(crate) fn add_dentry(&mut self, key: &(InodeId, Name), dentry: Dentry, now: Timestamp) {
+    /// Adds a dentry. The directory's size, times and link count go with it; gives what it is then.
+    pub(crate) fn add_dentry(
+        &mut self,
+        key: &(InodeId, Name),
+        dentry: Dentry,
+        now: Timestamp,
+    ) -> Option<Attributes> {
         self.tables.dentries.insert(key, &dentry);
-        self.change_directory(key.0, dentry.kind, now, |count| count.saturating_add(1));
+        self.change_directory(key.0, dentry.kind, now, |count| count.saturating_add(1))
     }
 
-    /// Removes a dentry that was found under `key`.
-    pub(crate) fn remove_dentry(&mut self, key: &(InodeId, Name), kind: FileKind, now: Timestamp) {
+    /// Removes a dentry that was found under `key`. Gives what its directory is then.
+    pub(crate) fn remove_dentry(
+        &mut self,
+        key: &(InodeId, Name),
+        kind: FileKind,
+        now: Timestamp,
+    ) -> Option<Attributes> {
         self.tables.dentries.remove(key);
-        self.change_directory(key.0, kind, now, |count| count.saturating_sub(1));
+        self.change_directory(key.0, kind, now, |count| count.saturating_sub(1))
     }
 
     fn change_directory(
@@ -107,11 +117,10 @@ impl Partition {
         entry: FileKind,
         now: Timestamp,
         step: impl Fn(u64) -> u64,
-    ) {
-        let Some(mut directory) = self.tables.inodes.get(&id) else {
-            debug_assert!(false, "the plan looked at the directory");
-            return;
-        };
+    ) -> Option<Attributes> {
+        let found = self.tables.inodes.get(&id);
+        debug_assert!(found.is_some(), "the plan looked at the directory");
+        let mut directory = found?;
         directory.size = step(directory.size);
         if entry == FileKind::Directory {
             let links = step(u64::from(directory.link_count));
@@ -121,6 +130,7 @@ impl Partition {
         directory.changed = now;
         directory.content_version += 1;
         self.tables.inodes.insert(&id, &directory);
+        Some(directory.attributes(id))
     }
 
     /// What an inode's record may keep of its directory's id.

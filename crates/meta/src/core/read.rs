@@ -73,6 +73,7 @@ impl Partition {
             inode: dentry.inode,
             kind: dentry.kind,
             attributes: record.map(|record| record.attributes(dentry.inode)),
+            directory: None,
         }
     }
 
@@ -110,7 +111,8 @@ impl Partition {
             entries.push(if with_attributes {
                 self.entry(&name, dentry)
             } else {
-                Entry { name, inode: dentry.inode, kind: dentry.kind, attributes: None }
+                let (inode, kind) = (dentry.inode, dentry.kind);
+                Entry { name, inode, kind, attributes: None, directory: None }
             });
         }
         MetaAnswer::Page { entries, end: records.peek().is_none() }

@@ -93,12 +93,13 @@ impl Partition {
             }
         };
         let dentry = Dentry { inode: attributes.inode, kind: attributes.kind };
-        self.add_dentry(&(create.parent, create.name.clone()), dentry, now);
+        let directory = self.add_dentry(&(create.parent, create.name.clone()), dentry, now);
         Ok(MetaAnswer::Entry(Entry {
             name: create.name.clone(),
             inode: attributes.inode,
             kind: attributes.kind,
             attributes: Some(attributes),
+            directory: directory.map(Box::new),
         }))
     }
 

@@ -46,8 +46,9 @@ impl Partition {
             }
         };
         let kind = attributes.kind;
-        self.add_dentry(&(parent, name.clone()), Dentry { inode, kind }, now);
-        let entry = Entry { name: name.clone(), inode, kind, attributes: Some(attributes) };
-        Ok(MetaAnswer::Entry(entry))
+        let directory = self.add_dentry(&(parent, name.clone()), Dentry { inode, kind }, now);
+        let (name, attributes) = (name.clone(), Some(attributes));
+        let directory = directory.map(Box::new);
+        Ok(MetaAnswer::Entry(Entry { name, inode, kind, attributes, directory }))
     }
 }

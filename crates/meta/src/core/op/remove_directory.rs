@@ -38,10 +38,10 @@ impl Partition {
     ) -> MetaReply {
         let key = (parent, name.clone());
         let dentry = self.tables.dentries.get(&key).ok_or(MetaError::NotFound)?;
-        self.remove_dentry(&key, dentry.kind, context.request.now);
+        let directory = self.remove_dentry(&key, dentry.kind, context.request.now);
         if self.owns(dentry.inode) {
             self.delete_inode(dentry.inode);
         }
-        Ok(MetaAnswer::Done)
+        Ok(MetaAnswer::Removed { directory: directory.ok_or(MetaError::Stale)? })
     }
 }

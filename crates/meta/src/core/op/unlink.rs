@@ -39,10 +39,10 @@ impl Partition {
         let now = context.request.now;
         let key = (parent, name.clone());
         let dentry = self.tables.dentries.get(&key).ok_or(MetaError::NotFound)?;
-        self.remove_dentry(&key, dentry.kind, now);
+        let directory = self.remove_dentry(&key, dentry.kind, now);
         if self.owns(dentry.inode) {
             self.drop_link(dentry.inode, held.then_some(context.request.id.session), now);
         }
-        Ok(MetaAnswer::Done)
+        Ok(MetaAnswer::Removed { directory: directory.ok_or(MetaError::Stale)? })
     }
 }

@@ -172,7 +172,7 @@ impl Pair {
             (Ok(MetaAnswer::Entry(entry)), Ok(Some(node))) => {
                 assert_eq!(entry.inode, self.ids[node]);
             }
-            (Ok(MetaAnswer::Done), Ok(None)) => {}
+            (Ok(MetaAnswer::Done | MetaAnswer::Removed { .. }), Ok(None)) => {}
             (reply, expected) => assert_eq!(reply.err(), expected.err(), "{write:?}"),
         }
     }

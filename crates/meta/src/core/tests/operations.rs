@@ -257,7 +257,7 @@ fn a_split_partition_takes_no_new_inodes() {
     assert_eq!(t.solo.write(MetaWrite::GrantInodes { count: 1 }), Err(E::PartitionFull));
     t.solo.apply(&Command::Split { end: InodeId(highest.0 + 100) });
     assert_eq!(t.solo.write(create(ROOT, "x", File)), Err(E::PartitionFull), "never widened");
-    assert_eq!(t.solo.write(unlink(ROOT, "f")), Ok(MetaAnswer::Done));
+    assert!(t.solo.write(unlink(ROOT, "f")).is_ok());
 }
 
 #[test]
