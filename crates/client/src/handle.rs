@@ -143,7 +143,7 @@ pub struct SegmentLocation {
     pub extent: ExtentId,
     /// First byte within the extent.
     pub extent_offset: u64,
-    /// Whether it was on all members' disks when it was last published.
+    /// Whether the inode knows that it is on all members' disks: within a second or so of an fsync.
     pub flushed: bool,
     /// The partition's epoch as this client knows it.
     pub epoch: Epoch,

@@ -27,7 +27,6 @@ use crate::placement::Placement;
 use crate::stats::Stats;
 use crate::transport::{Boxed, Transport};
 use crate::view::Views;
-use crate::whole::WholeDirectories;
 
 /// The whole view is fetched this often, for the loads in it.
 const VIEW_PERIOD: Duration = Duration::from_secs(10);
@@ -49,8 +48,6 @@ pub(crate) struct Inner {
     pub attributes: Timed<InodeId, Attributes>,
     /// What names name; `None` for a name that was looked for and not there.
     pub names: Timed<(InodeId, Name), Option<(InodeId, FileKind)>>,
-    /// Directories of which all names are known.
-    pub whole: WholeDirectories,
     /// Content versions of the pages that the kernel may have.
     pub versions: Mutex<Bounded<InodeId, u64>>,
     /// Content maps of closed files.
@@ -93,7 +90,6 @@ impl Inner {
             files: Files::new(stats),
             attributes: Timed::new(entries, timeout),
             names: Timed::new(entries, timeout),
-            whole: WholeDirectories::new(timeout),
             versions: Mutex::new(Bounded::new(entries)),
             layouts: Mutex::new(Bounded::new(entries)),
             marks: Marks::default(),

@@ -49,7 +49,6 @@ mod segments;
 mod session;
 mod stats;
 mod view;
-mod whole;
 mod window;
 
 pub use client::Client;

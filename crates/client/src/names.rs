@@ -43,9 +43,6 @@ impl Inner {
         {
             return Ok(self.with_buffered(attributes));
         }
-        if self.whole.lacks(parent, name) {
-            return Err(MetaError::NotFound.into());
-        }
         let asked = Instant::now();
         let read = MetaRead::Lookup { parent, name: name.clone() };
         match self.meta.read(parent, read).await {
@@ -137,17 +134,11 @@ impl Inner {
     ) -> Result<Attributes, FsError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
-            let is_directory = new.kind == FileKind::Directory;
-            inner.whole.expect(parent, &name);
             let asked = Instant::now();
             let made = inner.send_create(parent, &name, new).await;
             inner.names.forget(&(parent, name));
             inner.directory_changed(parent, made.as_ref().ok().and_then(directory_of), asked);
-            let made = made?;
-            if is_directory && made.directory.is_some() {
-                inner.whole.made(made.inode, asked);
-            }
-            inner.learn_entry(parent, made, Instant::now()).await
+            inner.learn_entry(parent, made?, Instant::now()).await
         })
         .await
     }
@@ -155,7 +146,6 @@ impl Inner {
     /// A change of ours, asked for at `asked`, made this of a directory; `None` if that is unknown.
     fn directory_changed(&self, parent: InodeId, now: Option<Attributes>, asked: Instant) {
         let Some(attributes) = now else { return self.attributes.forget(&parent) };
-        self.whole.changed(parent, attributes.content_version, asked);
         let is_newer =
             |new: &Attributes, known: &Attributes| new.content_version > known.content_version;
         self.attributes.put_changed(parent, attributes, asked, is_newer);
@@ -234,7 +224,6 @@ impl Inner {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
             let write = MetaWrite::Link { inode, parent, name: name.clone() };
-            inner.whole.expect(parent, &name);
             let asked = Instant::now();
             let linked = inner.meta.write(parent, write).await;
             inner.attributes.forget(&inode);
@@ -328,7 +317,6 @@ impl Inner {
                 no_replace,
                 held: replaced.is_some(),
             };
-            inner.whole.expect(target_parent, &target_name);
             let renamed = inner.meta.write(target_parent, write).await;
             inner.forget_name(source_parent, source_name);
             inner.forget_name(target_parent, target_name);
