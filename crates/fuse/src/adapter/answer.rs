@@ -7,6 +7,7 @@ use milpa_client::FsError;
 use tokio::runtime::Handle;
 
 use super::interrupt::killed;
+use super::parked::park;
 use crate::{
     Delivery, InterruptWatch, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
@@ -46,7 +47,7 @@ answers!(
     ReplyXattr,
 );
 
-/// Polls `work` once here; if it has to wait, the runtime goes on with it. `pid` is the thread
+/// Polls `work` here; if it has to wait, the runtime goes on with it when it is woken. `pid` is the thread
 /// that waits for the answer.
 pub(super) fn serve<T, R>(
     runtime: &Handle,
@@ -66,13 +67,14 @@ pub(super) fn serve<T, R>(
         Poll::Ready(result) => finish(reply, result, deliver),
         Poll::Pending => {
             let watch = reply.watch_interrupt();
-            runtime.spawn(async move {
+            let waiting = async move {
                 tokio::select! {
                     biased;
                     result = work => finish(reply, result, deliver),
                     () = killed(watch, pid) => reply.refuse(libc::EINTR),
                 }
-            });
+            };
+            park(runtime, Box::pin(waiting));
         }
     }
 }

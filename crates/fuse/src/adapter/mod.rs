@@ -7,7 +7,7 @@
 //!
 //! A method makes a future of the client's operation and polls it once, in the FUSE thread: by then
 //! its request is on the wire, or the answer was in a cache and goes back to the kernel at once.
-//! Only what has to wait is handed to the runtime.
+//! What has to wait is the runtime's from when its answer comes.
 //!
 //! # Coherence
 //!
@@ -19,6 +19,7 @@ mod convert;
 mod directory;
 mod interrupt;
 mod location;
+mod parked;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
