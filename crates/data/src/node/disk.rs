@@ -132,13 +132,18 @@ impl Disk {
                 progress = self.driver.writer.progressed() => self.log_progressed(progress),
                 _ = ticks.tick() => self.tick(),
             }
-            for _ in 0..EVENTS_MAX {
-                let Ok(event) = inbox.try_recv() else { break };
+            let mut taken = 0;
+            while taken < EVENTS_MAX
+                && let Ok(event) = inbox.try_recv()
+            {
                 self.handle(event);
+                taken += 1;
             }
             self.pump();
-            // A busy disk must not starve the sockets of the same thread.
-            tokio::task::yield_now().await;
+            if taken == EVENTS_MAX {
+                // A busy disk must not starve the sockets of the same thread.
+                tokio::task::yield_now().await;
+            }
         }
     }
 
