@@ -1,10 +1,10 @@
 //! Bounded memory of what servers said, for a second or so.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher, Hash, RandomState};
+use std::hash::{BuildHasher, Hash};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use milpa_host::entropy::{HashMap, Hashing};
 use tokio::time::Instant;
 
 use crate::core::lock;
@@ -23,7 +23,7 @@ pub(crate) struct Bounded<K, V> {
 impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
     /// Holds at most `entries`.
     pub(crate) fn new(entries: usize) -> Bounded<K, V> {
-        Bounded { young: HashMap::new(), old: HashMap::new(), half: (entries / 2).max(1) }
+        Bounded { young: HashMap::default(), old: HashMap::default(), half: (entries / 2).max(1) }
     }
 
     pub(crate) fn insert(&mut self, key: K, value: V) {
@@ -64,7 +64,7 @@ struct Known<V> {
 #[derive(Debug)]
 pub(crate) struct Timed<K, V> {
     shards: Vec<Mutex<Bounded<K, Known<V>>>>,
-    hasher: RandomState,
+    hasher: Hashing,
     timeout: Duration,
 }
 
@@ -72,7 +72,7 @@ impl<K: Hash + Eq + Clone, V: Clone> Timed<K, V> {
     pub(crate) fn new(entries: usize, timeout: Duration) -> Timed<K, V> {
         let shard = || Mutex::new(Bounded::new(entries.div_ceil(SHARDS)));
         let shards = (0..SHARDS).map(|_| shard()).collect();
-        Timed { shards, hasher: RandomState::new(), timeout }
+        Timed { shards, hasher: Hashing::default(), timeout }
     }
 
     /// What is known and not too old.

@@ -1,11 +1,12 @@
 //! What every part of the client shares: the network, the volume's view, health, time and chance.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
+use milpa_host::{clock, entropy};
 use milpa_types::{NodeId, SessionId, Timestamp};
 use tokio::time::Instant;
 use tracing::{info, warn};
@@ -40,7 +41,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The client's wall clock, for the times of inodes. Nothing is ordered by it.
 pub(crate) fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = clock::wall().duration_since(UNIX_EPOCH).unwrap_or_default();
     Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
 }
 
@@ -51,7 +52,7 @@ pub(crate) struct Chance {
 
 impl Chance {
     pub(crate) fn new() -> Chance {
-        let seed = getrandom::u64().unwrap_or(0x9E37_79B9_7F4A_7C15);
+        let seed = entropy::u64().unwrap_or(0x9E37_79B9_7F4A_7C15);
         Chance { state: AtomicU64::new(seed) }
     }
 
@@ -70,19 +71,15 @@ impl Chance {
 
     /// A session id, which must not be guessable nor met twice: from the kernel.
     pub(crate) fn session(&self) -> SessionId {
-        let mut bytes = [0; 16];
-        if getrandom::fill(&mut bytes).is_err() {
-            let halves = [self.next().to_le_bytes(), self.next().to_le_bytes()];
-            bytes.copy_from_slice(halves.as_flattened());
-        }
-        SessionId(u128::from_le_bytes(bytes))
+        let guessable = || u128::from(self.next()) << 64 | u128::from(self.next());
+        SessionId(entropy::u128().unwrap_or_else(|_| guessable()))
     }
 }
 
 /// Which nodes failed to answer of late, and how fast the others are.
 #[derive(Default)]
 pub(crate) struct Health {
-    nodes: Mutex<HashMap<NodeId, NodeHealth>>,
+    nodes: Mutex<BTreeMap<NodeId, NodeHealth>>,
 }
 
 #[derive(Clone, Copy, Default)]

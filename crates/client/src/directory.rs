@@ -1,6 +1,6 @@
 //! Pages of directories, the volume's space, and where a file lies.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use milpa_types::{Attributes, Columns, InodeId, MetaSlot, Name, Role};
 use milpa_wire::meta::{Content, MetaAnswer, MetaRead, READDIR_ENTRIES_MAX};
@@ -50,7 +50,7 @@ impl Inner {
     async fn getattr_batch(
         &self,
         inodes: Vec<InodeId>,
-    ) -> Result<HashMap<InodeId, Attributes>, FsError> {
+    ) -> Result<BTreeMap<InodeId, Attributes>, FsError> {
         let mut slots: BTreeMap<MetaSlot, Vec<InodeId>> = BTreeMap::new();
         for inode in inodes {
             slots.entry(inode.slot()).or_default().push(inode);
@@ -58,7 +58,7 @@ impl Inner {
         let calls = slots.into_iter().map(|(slot, inodes)| -> Boxed<'_, _> {
             Box::pin(self.meta.read_slot(slot, MetaRead::GetAttributesBatch { inodes }))
         });
-        let mut found = HashMap::new();
+        let mut found = BTreeMap::new();
         for answer in join_all(calls.collect()).await {
             let MetaAnswer::AttributesBatch(batch) = answer? else {
                 return Err(FsError::Broken("getattr batch"));

@@ -5,7 +5,7 @@
 //! that rotted away from bytes that were never synced, and nobody waits for it. Marks that a crash
 //! takes away come back with the next fsync.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use milpa_types::{InodeId, MetaSlot, Segment};
@@ -21,7 +21,7 @@ const FILES_MAX: usize = 65_536;
 /// Marks that wait to be sent.
 #[derive(Debug, Default)]
 pub(crate) struct Marks {
-    files: Mutex<HashMap<InodeId, SegmentMap>>,
+    files: Mutex<BTreeMap<InodeId, SegmentMap>>,
 }
 
 impl Marks {

@@ -1,6 +1,6 @@
 //! Requests to meta partitions: finding the leader, trying again, applied once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -25,7 +25,7 @@ const REDIRECTS_MAX: u32 = 3;
 pub(crate) struct MetaClient {
     core: Arc<Core>,
     pub sessions: Sessions,
-    leaders: Mutex<HashMap<PartitionId, NodeId>>,
+    leaders: Mutex<BTreeMap<PartitionId, NodeId>>,
 }
 
 /// Why a request was not answered as asked.

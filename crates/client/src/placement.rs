@@ -1,6 +1,6 @@
 //! Where a new directory goes (DESIGN.md section 4): spread at the top, near its parent below.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::Mutex;
 
 use milpa_types::{InodeId, MetaPartition, MetaSlot};
@@ -22,7 +22,7 @@ pub(crate) struct Placement {
 #[derive(Default)]
 struct Recent {
     total_inodes: u64,
-    placed: HashMap<MetaSlot, u64>,
+    placed: BTreeMap<MetaSlot, u64>,
 }
 
 impl Placement {

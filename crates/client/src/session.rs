@@ -5,7 +5,7 @@
 //! id begins everywhere, at a higher *generation*, and handles of an older generation can no longer
 //! write. Nothing that was sent under the old id is ever sent again.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use milpa_types::{PartitionId, SessionId};
@@ -25,7 +25,7 @@ pub(crate) struct Sessions {
 struct State {
     id: SessionId,
     generation: u64,
-    partitions: HashMap<PartitionId, InPartition>,
+    partitions: BTreeMap<PartitionId, InPartition>,
 }
 
 struct InPartition {
@@ -46,7 +46,7 @@ pub(crate) struct Ticket<'a> {
 
 impl Sessions {
     pub(crate) fn new(id: SessionId) -> Sessions {
-        let state = State { id, generation: 1, partitions: HashMap::new() };
+        let state = State { id, generation: 1, partitions: BTreeMap::new() };
         Sessions { state: Mutex::new(state), answered: Notify::new() }
     }
 

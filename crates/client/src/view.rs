@@ -1,6 +1,6 @@
 //! The volume's partitions and nodes as the manager last described them (CFS 2.4).
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
@@ -22,9 +22,9 @@ const REFRESH_WAIT: Duration = Duration::from_secs(3);
 /// One version of the view, indexed.
 pub(crate) struct View {
     pub volume: VolumeView,
-    slots: HashMap<MetaSlot, usize>,
-    data: HashMap<PartitionId, usize>,
-    nodes: HashMap<NodeId, usize>,
+    slots: BTreeMap<MetaSlot, usize>,
+    data: BTreeMap<PartitionId, usize>,
+    nodes: BTreeMap<NodeId, usize>,
 }
 
 impl View {

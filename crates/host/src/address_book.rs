@@ -11,6 +11,8 @@ use std::path::PathBuf;
 use milpa_types::NodeId;
 use tracing::debug;
 
+use crate::disk::{self, File, Open};
+
 /// Lines of the file that are read: more than any cluster has nodes.
 const LINES_MAX: usize = 100_000;
 
@@ -25,7 +27,8 @@ impl AddressBook {
     /// Reads what is remembered; nothing, if that cannot be read.
     #[must_use]
     pub fn open(path: PathBuf) -> AddressBook {
-        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        let bytes = disk::read(&path).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
         let parse = |line: &str| {
             let (id, address) = line.split_once(' ')?;
             Some((NodeId(id.parse().ok()?), address.parse().ok()?))
@@ -54,8 +57,9 @@ impl AddressBook {
             let (text, path) = (lines.collect::<String>(), self.path.clone());
             move || {
                 let fresh = path.with_extension("new");
-                let written =
-                    std::fs::write(&fresh, text).and_then(|()| std::fs::rename(&fresh, &path));
+                let written = File::open(&fresh, Open::Empty)
+                    .and_then(|file| file.write_at(text.as_bytes(), 0))
+                    .and_then(|()| disk::rename(&fresh, &path));
                 if let Err(error) = written {
                     debug!(%error, "cannot remember where the nodes are");
                 }

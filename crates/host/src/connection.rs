@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use bytes::{Buf, Bytes, BytesMut};
 use milpa_wire::frame::{Frame, HEADER_BYTES, Taken};
-use tokio::net::TcpStream;
 use tokio::sync::Notify;
+
+use crate::net::Stream;
 
 /// Bytes that may wait for a slow peer. Past it frames are refused, so memory stays bounded.
 const OUTBOX_BYTES_MAX: usize = 64 << 20;
@@ -26,7 +27,7 @@ pub(crate) struct Outbox {
     wake: Notify,
     closed: AtomicBool,
     /// Set once the handshake is done; before that frames wait.
-    stream: OnceLock<Arc<TcpStream>>,
+    stream: OnceLock<Arc<Stream>>,
 }
 
 #[derive(Debug, Default)]
@@ -82,7 +83,7 @@ impl Outbox {
     }
 
     /// Opens the way: frames that waited for the handshake go out.
-    pub(crate) fn open(&self, stream: Arc<TcpStream>) {
+    pub(crate) fn open(&self, stream: Arc<Stream>) {
         let _ = self.stream.set(stream);
         self.wake.notify_one();
     }
@@ -98,7 +99,7 @@ impl Outbox {
     }
 
     /// Sends until the outbox is closed or the socket fails.
-    pub(crate) async fn drain(&self, stream: &TcpStream) -> io::Result<()> {
+    pub(crate) async fn drain(&self, stream: &Stream) -> io::Result<()> {
         while !self.is_closed() {
             let written = self.lock().write_some(stream);
             match written {
@@ -114,7 +115,7 @@ impl Outbox {
 
 impl Queue {
     /// One writev(2) of what waits; 0 when nothing does.
-    fn write_some(&mut self, stream: &TcpStream) -> io::Result<usize> {
+    fn write_some(&mut self, stream: &Stream) -> io::Result<usize> {
         if self.buffers.is_empty() {
             return Ok(0);
         }
@@ -146,7 +147,7 @@ impl Queue {
 /// # Errors
 ///
 /// The socket's, or `InvalidData` when the peer sends what is not a frame.
-pub(crate) async fn receive(stream: &TcpStream, mut consume: impl FnMut(Frame)) -> io::Result<()> {
+pub(crate) async fn receive(stream: &Stream, mut consume: impl FnMut(Frame)) -> io::Result<()> {
     let mut buffer = BytesMut::with_capacity(RECEIVE_BYTES);
     let mut reads = 0_u32;
     loop {

@@ -8,9 +8,10 @@ use milpa_wire::frame::{Frame, FrameKind, Taken};
 use milpa_wire::handshake::{Challenge, Claim, Handshake, Hello, Mac, Nonce};
 use milpa_wire::{DecodeError, PROTOCOL_VERSION, PROTOCOL_VERSION_MIN, decode, encode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
+use crate::entropy;
 use crate::keys::Key;
+use crate::net::Stream;
 use crate::rpc::{Credential, Identity, Peer, Service};
 
 /// Largest handshake frame: a stranger makes us allocate no more.
@@ -40,7 +41,7 @@ fn refused(reason: impl Into<String>) -> HandshakeError {
 
 /// The caller's side. Gives what the server proved to be.
 pub(crate) async fn call(
-    stream: &mut TcpStream,
+    stream: &mut Stream,
     me: &Identity,
     expects: Role,
 ) -> Result<Peer, HandshakeError> {
@@ -80,7 +81,7 @@ pub(crate) async fn call(
 
 /// The server's side. Gives what the caller proved to be; a refusal has been sent to the caller.
 pub(crate) async fn answer(
-    stream: &mut TcpStream,
+    stream: &mut Stream,
     me: &Identity,
     service: &dyn Service,
 ) -> Result<Peer, HandshakeError> {
@@ -93,7 +94,7 @@ pub(crate) async fn answer(
 }
 
 async fn admit(
-    stream: &mut TcpStream,
+    stream: &mut Stream,
     me: &Identity,
     service: &dyn Service,
 ) -> Result<Peer, HandshakeError> {
@@ -173,11 +174,11 @@ fn transcript(hello: &Hello, challenge: &Challenge) -> Vec<u8> {
 
 fn nonce() -> Result<Nonce, HandshakeError> {
     let mut nonce = Nonce::default();
-    getrandom::fill(&mut nonce).map_err(|e| refused(format!("no randomness: {e}")))?;
+    entropy::fill(&mut nonce).map_err(|e| refused(format!("no randomness: {e}")))?;
     Ok(nonce)
 }
 
-async fn send(stream: &mut TcpStream, message: &Handshake) -> io::Result<()> {
+async fn send(stream: &mut Stream, message: &Handshake) -> io::Result<()> {
     let frame = Frame {
         kind: FrameKind::Handshake,
         channel: 0,
@@ -189,10 +190,7 @@ async fn send(stream: &mut TcpStream, message: &Handshake) -> io::Result<()> {
     stream.write_all(&frame.encode_head()).await
 }
 
-async fn receive(
-    stream: &mut TcpStream,
-    buffer: &mut BytesMut,
-) -> Result<Handshake, HandshakeError> {
+async fn receive(stream: &mut Stream, buffer: &mut BytesMut) -> Result<Handshake, HandshakeError> {
     loop {
         match Frame::take(buffer)? {
             Taken::Frame(frame) if frame.kind == FrameKind::Handshake => {

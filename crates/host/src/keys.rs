@@ -4,14 +4,15 @@
 //! check a volume's access key without asking the manager, and a key opens its volume only.
 
 use std::fmt;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hmac::{Hmac, Mac as _};
 use milpa_types::VolumeId;
 use milpa_wire::handshake::Mac;
 use sha2::Sha256;
+
+use crate::disk::{self, File, Open};
+use crate::entropy;
 
 /// 32 bytes that prove membership: the cluster's secret, or a volume's access key.
 #[derive(Clone, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl Key {
     /// [`KeyError::Entropy`] when there is none.
     pub fn random() -> Result<Key, KeyError> {
         let mut bytes = [0; 32];
-        getrandom::fill(&mut bytes).map_err(|e| KeyError::Entropy(e.to_string()))?;
+        entropy::fill(&mut bytes).map_err(|e| KeyError::Entropy(e.to_string()))?;
         Ok(Key(bytes))
     }
 
@@ -79,9 +80,9 @@ impl Key {
     ///
     /// [`KeyError`] when it cannot be read or holds no key.
     pub fn read(path: &Path) -> Result<Key, KeyError> {
-        let text = std::fs::read_to_string(path)
+        let bytes = disk::read(path)
             .map_err(|source| KeyError::File { path: path.display().to_string(), source })?;
-        Key::from_hex(&text)
+        Key::from_hex(&String::from_utf8_lossy(&bytes))
     }
 
     /// Writes a new key file that only its owner can read. An existing one is never replaced.
@@ -91,10 +92,9 @@ impl Key {
     /// [`KeyError::File`], also when the file exists.
     pub fn write_new(&self, path: &Path) -> Result<(), KeyError> {
         let write = || {
-            let mut options = std::fs::OpenOptions::new();
-            let mut file = options.write(true).create_new(true).mode(0o600).open(path)?;
-            writeln!(file, "{}", self.to_hex())?;
-            file.sync_all()
+            let file = File::open(path, Open::Private)?;
+            file.write_at(format!("{}\n", self.to_hex()).as_bytes(), 0)?;
+            file.sync()
         };
         write().map_err(|source| KeyError::File { path: path.display().to_string(), source })
     }

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{ManagerError, Next, Role};
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 
+use crate::clock::Instant;
 use crate::rpc::{CallError, Pool};
 
 /// One try with one manager takes at most this long, so that a dead one costs little.

@@ -1,12 +1,13 @@
 //! A server's data directory: whose it is, and that only one process uses it.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::fd::AsRawFd;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use milpa_types::{ClusterId, NodeId, Role};
 use serde::{Deserialize, Serialize};
+
+use crate::disk::{self, Lock};
+use crate::entropy;
 
 const IDENTITY_FILE: &str = "IDENTITY";
 const LOCK_FILE: &str = "LOCK";
@@ -16,7 +17,7 @@ const LOCK_FILE: &str = "LOCK";
 pub struct NodeDirectory {
     path: PathBuf,
     identity: StoredIdentity,
-    _lock: File,
+    _lock: Lock,
 }
 
 /// What the identity file says: written once, plus the node id when the manager has given it.
@@ -93,10 +94,10 @@ impl NodeDirectory {
         role: Role,
         cluster: ClusterId,
     ) -> Result<NodeDirectory, DirectoryError> {
-        std::fs::create_dir_all(path).map_err(io_error("create directory", path))?;
+        disk::create_directory(path).map_err(io_error("create directory", path))?;
         let lock = lock(path)?;
         let file = path.join(IDENTITY_FILE);
-        let identity = match std::fs::read_to_string(&file) {
+        let identity = match disk::read(&file) {
             Ok(text) => parse(&text, &file)?,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 let identity = StoredIdentity {
@@ -159,42 +160,22 @@ fn io_error(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Director
     move |source| DirectoryError::Io { action, path: path.to_owned(), source }
 }
 
-fn lock(path: &Path) -> Result<File, DirectoryError> {
+fn lock(path: &Path) -> Result<Lock, DirectoryError> {
     let file = path.join(LOCK_FILE);
-    let lock = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(&file)
-        .map_err(io_error("open", &file))?;
-    match try_lock(&lock) {
-        Ok(()) => Ok(lock),
-        Err(e) if e.raw_os_error() == Some(libc::EWOULDBLOCK) => {
-            Err(DirectoryError::InUse { path: path.to_owned() })
-        }
-        Err(source) => Err(io_error("lock", &file)(source)),
-    }
-}
-
-#[allow(unsafe_code)]
-fn try_lock(file: &File) -> io::Result<()> {
-    // SAFETY: flock takes an open descriptor, which `file` keeps open, and no memory.
-    match unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    disk::lock(&file).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => DirectoryError::InUse { path: path.to_owned() },
+        _ => io_error("lock", &file)(error),
+    })
 }
 
 fn fresh_incarnation(file: &Path) -> Result<String, DirectoryError> {
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes)
-        .map_err(|e| io_error("draw randomness for", file)(io::Error::other(e.to_string())))?;
-    Ok(format!("{:032x}", u128::from_le_bytes(bytes)))
+    let drawn = entropy::u128().map_err(io_error("draw randomness for", file))?;
+    Ok(format!("{drawn:032x}"))
 }
 
-fn parse(text: &str, file: &Path) -> Result<StoredIdentity, DirectoryError> {
+fn parse(text: &[u8], file: &Path) -> Result<StoredIdentity, DirectoryError> {
     let damaged = |problem: String| DirectoryError::Damaged { path: file.to_owned(), problem };
-    let identity: StoredIdentity = toml::from_str(text).map_err(|e| damaged(e.to_string()))?;
+    let identity: StoredIdentity = toml::from_slice(text).map_err(|e| damaged(e.to_string()))?;
     if identity.format != 1 {
         return Err(damaged(format!("format {} is newer than this program", identity.format)));
     }
@@ -204,18 +185,11 @@ fn parse(text: &str, file: &Path) -> Result<StoredIdentity, DirectoryError> {
     Ok(identity)
 }
 
-/// Replaces the identity file so that after a power cut either the old or the new one is there.
 fn write(path: &Path, identity: &StoredIdentity) -> Result<(), DirectoryError> {
-    let (file, fresh) = (path.join(IDENTITY_FILE), path.join("IDENTITY.new"));
-    let replace = || {
-        let text = toml::to_string(identity).map_err(io::Error::other)?;
-        let mut out = File::create(&fresh)?;
-        out.write_all(text.as_bytes())?;
-        out.sync_all()?;
-        std::fs::rename(&fresh, &file)?;
-        File::open(path)?.sync_all()
-    };
-    replace().map_err(io_error("write", &file))
+    let file = path.join(IDENTITY_FILE);
+    let text = toml::to_string(identity).map_err(io::Error::other);
+    let written = text.and_then(|text| disk::replace(&file, text.as_bytes()));
+    written.map_err(io_error("write", &file))
 }
 
 #[cfg(test)]

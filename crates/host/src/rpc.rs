@@ -9,13 +9,13 @@
 //! [`CallError::Unreachable`] and [`CallError::Refused`]: the request was not sent. `Lost` and
 //! `TimedOut`: it was, and nobody knows whether it was carried out. Nothing here repeats a request.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{ClusterId, NodeId, Role, VolumeId};
@@ -24,13 +24,14 @@ use milpa_wire::handshake::Claim;
 use milpa_wire::{decode, encode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
+use crate::clock::Instant;
 use crate::connection::{self, Outbox, OutboxClosed};
 use crate::handshake::{self, HandshakeError};
 use crate::keys::Key;
+use crate::net::{self, Listener, Stream};
 
 /// A connection attempt, handshake included, may take this long.
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
@@ -203,7 +204,7 @@ impl Drop for Reply {
 ///
 /// Only when the listening socket itself fails.
 pub async fn serve(
-    listener: TcpListener,
+    listener: Listener,
     identity: Arc<Identity>,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
@@ -248,7 +249,7 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 async fn serve_connection(
-    mut stream: TcpStream,
+    mut stream: Stream,
     address: SocketAddr,
     identity: &Identity,
     service: &dyn Service,
@@ -274,7 +275,9 @@ async fn serve_connection(
     let (outbox, stream) = (Arc::new(Outbox::default()), Arc::new(stream));
     outbox.open(Arc::clone(&stream));
     let received = connection::receive(&stream, |frame| dispatch(frame, &peer, &outbox, service));
+    // Fair though biased: receiving yields after some frames, and then it is sending's turn.
     tokio::select! {
+        biased;
         result = received => {
             if let Err(error) = result { debug!(?peer, %error, "connection failed") }
         }
@@ -364,7 +367,7 @@ pub struct Pool {
 #[derive(Debug)]
 struct PoolShared {
     identity: Arc<Identity>,
-    connections: Mutex<HashMap<SocketAddr, Arc<Connection>>>,
+    connections: Mutex<BTreeMap<SocketAddr, Arc<Connection>>>,
 }
 
 /// A connection that is open, being opened, or was broken.
@@ -383,7 +386,7 @@ type Answered = Result<(Bytes, Bytes), CallError>;
 
 #[derive(Debug, Default)]
 struct Pending {
-    waiters: HashMap<u64, oneshot::Sender<Answered>>,
+    waiters: BTreeMap<u64, oneshot::Sender<Answered>>,
     /// Why the connection is over, and since when.
     broken: Option<(CallError, Instant)>,
 }
@@ -537,15 +540,17 @@ impl Connection {
         self.outbox.close();
         let mut pending = self.lock();
         pending.broken = Some((error.clone(), Instant::now()));
-        for (_, waiter) in pending.waiters.drain() {
+        for (_, waiter) in std::mem::take(&mut pending.waiters) {
             let _ = waiter.send(Err(error.clone()));
         }
     }
 
-    async fn exchange(&self, stream: Arc<TcpStream>) {
+    async fn exchange(&self, stream: Arc<Stream>) {
         self.outbox.open(Arc::clone(&stream));
         let received = connection::receive(&stream, |frame| self.answered(frame));
+        // As in `serve_connection`.
         let result = tokio::select! {
+            biased;
             result = received => result,
             result = self.outbox.drain(&stream) => result,
         };
@@ -572,8 +577,8 @@ async fn open(
     address: SocketAddr,
     identity: &Identity,
     expects: Role,
-) -> Result<TcpStream, HandshakeError> {
-    let mut stream = TcpStream::connect(address).await?;
+) -> Result<Stream, HandshakeError> {
+    let mut stream = net::connect(address).await?;
     stream.set_nodelay(true)?;
     handshake::call(&mut stream, identity, expects).await?;
     Ok(stream)

@@ -17,8 +17,9 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
-use tokio::net::TcpListener;
 use tracing_subscriber::EnvFilter;
+
+use crate::{net, world};
 
 /// Sends logs to standard error. `MILPA_LOG` chooses what (`info` by default, syntax of
 /// `RUST_LOG`), `MILPA_LOG_FORMAT=json` how. The first call counts; tests may call it many times.
@@ -113,11 +114,28 @@ where
 
 /// Resident memory of this process in bytes; 0 if the kernel does not tell.
 #[must_use]
+#[allow(clippy::disallowed_methods)]
 pub fn memory_bytes() -> u64 {
+    if let Some(world) = world::current() {
+        return world.memory().used;
+    }
     let pages = std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|text| text.split_whitespace().nth(1)?.parse::<u64>().ok());
     pages.unwrap_or(0) * 4096
+}
+
+/// Memory of the machine in bytes, if the kernel tells.
+#[must_use]
+#[allow(clippy::disallowed_methods)]
+pub fn machine_memory_bytes() -> Option<u64> {
+    if let Some(world) = world::current() {
+        return Some(world.memory().total);
+    }
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib = line.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(kib.saturating_mul(1024))
 }
 
 /// Routes that every role serves: `/metrics` (OpenMetrics text) and `/healthz`.
@@ -140,7 +158,7 @@ async fn metrics() -> impl IntoResponse {
 ///
 /// When the address cannot be bound: in use, or not ours.
 pub async fn serve_http(address: SocketAddr, routes: Router) -> io::Result<SocketAddr> {
-    let listener = TcpListener::bind(address).await?;
+    let listener = net::bind(address).await?;
     let bound = listener.local_addr()?;
     tokio::spawn(async move {
         if let Err(error) = axum::serve(listener, routes).await {

@@ -1,14 +1,14 @@
 //! The thread that flushes, and the helper that keeps a node's loop short.
 //!
-//! The only part of the crate with threads, locks and tokio. The writer thread flushes one write at
-//! a time; whatever was submitted meanwhile goes into the next one (group commit), so a slow disk
+//! The only part of the crate with threads, locks and tokio. The writer flushes one write at a
+//! time; whatever was submitted meanwhile goes into the next one (group commit), so a slow disk
 //! makes writes larger, not queues longer.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use milpa_host::clock::Instant;
+use milpa_host::jobs::{Routine, Step};
 use milpa_types::{NodeId, PartitionId};
 use tokio::sync::Notify;
 
@@ -54,14 +54,12 @@ pub struct LogWriterStats {
 struct Queue {
     batches: Vec<LogBatch>,
     bytes: usize,
-    is_closed: bool,
     stats: LogWriterStats,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     queue: Mutex<Queue>,
-    arrived: Condvar,
     persisted: AtomicU64,
     is_fenced: AtomicBool,
     progressed: Notify,
@@ -72,15 +70,22 @@ impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn take_batches(&self) -> Vec<LogBatch> {
+        let mut queue = self.queue();
+        queue.bytes = 0;
+        std::mem::take(&mut queue.batches)
+    }
 }
 
-/// The one thread that writes a log. Dropping it waits for what was submitted, and closes the log.
+/// The one thread that writes a log. Dropping it waits for what was submitted, and closes the log; in
+/// a simulation the machine stops, and what waits is not written.
 #[derive(Debug)]
 pub struct LogWriter {
     shared: Arc<Shared>,
     reported: u64,
     has_reported_fence: bool,
-    thread: Option<JoinHandle<()>>,
+    thread: Routine,
 }
 
 impl LogWriter {
@@ -91,11 +96,9 @@ impl LogWriter {
     /// If the system gives no thread.
     pub fn spawn(wal: Wal) -> Result<LogWriter, WalError> {
         let shared = Arc::new(Shared::default());
-        let for_thread = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
-            .name("raft-log".to_owned())
-            .spawn(move || write_until_closed(wal, &for_thread))?;
-        Ok(LogWriter { shared, reported: 0, has_reported_fence: false, thread: Some(thread) })
+        let mut writing = Writing { wal, shared: Arc::clone(&shared), unreported: None };
+        let thread = Routine::spawn("raft-log", move |is_closing| writing.step(is_closing))?;
+        Ok(LogWriter { shared, reported: 0, has_reported_fence: false, thread })
     }
 
     /// Whether a further batch should be submitted. False when the disk does not keep up.
@@ -111,7 +114,7 @@ impl LogWriter {
         queue.bytes += batch.records.iter().map(record_bytes).sum::<usize>();
         queue.batches.push(batch);
         drop(queue);
-        self.shared.arrived.notify_one();
+        self.thread.wake();
     }
 
     /// Waits until there is progress that this method has not yet reported. Cancel-safe: nothing
@@ -145,17 +148,6 @@ impl LogWriter {
     }
 }
 
-impl Drop for LogWriter {
-    fn drop(&mut self) {
-        self.shared.queue().is_closed = true;
-        self.shared.arrived.notify_one();
-        if let Some(thread) = self.thread.take() {
-            // A panic of the thread was printed by it; the log is closed either way.
-            let _ = thread.join();
-        }
-    }
-}
-
 fn record_bytes(record: &Record) -> usize {
     match record {
         Record::Entry { entry, .. } => 64 + entry.data.len() + entry.context.len(),
@@ -163,23 +155,46 @@ fn record_bytes(record: &Record) -> usize {
     }
 }
 
-fn write_until_closed(mut wal: Wal, shared: &Shared) {
-    while let Some(batches) = next_batches(&mut wal, shared) {
-        let start = Instant::now();
-        let result = wal.append(&batches);
-        let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
-        match result {
-            Ok(()) => {
-                note_append(&mut shared.queue().stats, batches.len(), elapsed_us, wal.stats());
-                let last = batches.last().map_or(0, |batch| batch.number);
-                shared.persisted.store(last, Ordering::Release);
-                shared.progressed.notify_one();
-            }
-            Err(error) => {
-                fence(shared, &error);
-                return;
-            }
+/// What the writer's thread owns.
+struct Writing {
+    wal: Wal,
+    shared: Arc<Shared>,
+    /// The last batch that is durable and was not yet reported.
+    unreported: Option<u64>,
+}
+
+impl Writing {
+    /// Reports, writes everything that waits, or with nothing to write prepares the next segment.
+    fn step(&mut self, is_closing: bool) -> Step {
+        if let Some(last) = self.unreported.take() {
+            self.shared.persisted.store(last, Ordering::Release);
+            self.shared.progressed.notify_one();
         }
+        let batches = self.shared.take_batches();
+        let done = match batches.last().map(|batch| batch.number) {
+            Some(last) => self.write(&batches).map(|()| {
+                self.unreported = Some(last);
+                Step::Again
+            }),
+            None if is_closing => Ok(Step::Ended),
+            None => self.wal.prepare_step().map(|has_more| match has_more {
+                true => Step::Again,
+                false => Step::Idle,
+            }),
+        };
+        done.unwrap_or_else(|error| {
+            fence(&self.shared, &error);
+            Step::Ended
+        })
+    }
+
+    fn write(&mut self, batches: &[LogBatch]) -> Result<(), WalError> {
+        let start = Instant::now();
+        self.wal.append(batches)?;
+        let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let stats = &mut self.shared.queue().stats;
+        note_append(stats, batches.len(), elapsed_us, self.wal.stats());
+        Ok(())
     }
 }
 
@@ -200,35 +215,6 @@ fn note_append(stats: &mut LogWriterStats, batches: usize, elapsed_us: u64, wal:
         *count += 1;
     }
     stats.wal = wal;
-}
-
-/// Everything that waits, or `None` when the writer was dropped or the log failed. With nothing to
-/// write, the next segment is prepared.
-fn next_batches(wal: &mut Wal, shared: &Shared) -> Option<Vec<LogBatch>> {
-    let mut has_idle_work = true;
-    let mut queue = shared.queue();
-    loop {
-        if !queue.batches.is_empty() {
-            queue.bytes = 0;
-            return Some(std::mem::take(&mut queue.batches));
-        }
-        if queue.is_closed {
-            return None;
-        }
-        if has_idle_work {
-            drop(queue);
-            match wal.prepare_step() {
-                Ok(has_more) => has_idle_work = has_more,
-                Err(error) => {
-                    fence(shared, &error);
-                    return None;
-                }
-            }
-            queue = shared.queue();
-        } else {
-            queue = shared.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
 }
 
 /// What a node does with a turn.

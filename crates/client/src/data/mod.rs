@@ -13,7 +13,7 @@ pub(crate) mod flush;
 pub(crate) mod overwrite;
 pub(crate) mod read;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -36,9 +36,9 @@ const OVERWRITTEN_MAX: usize = 100_000;
 pub(crate) struct DataClient {
     core: Arc<Core>,
     /// Raft leaders, which need not be the primaries.
-    leaders: Mutex<HashMap<PartitionId, NodeId>>,
-    overwritten: Mutex<HashSet<(PartitionId, ExtentId)>>,
-    avoided: Mutex<HashMap<PartitionId, Instant>>,
+    leaders: Mutex<BTreeMap<PartitionId, NodeId>>,
+    overwritten: Mutex<BTreeSet<(PartitionId, ExtentId)>>,
+    avoided: Mutex<BTreeMap<PartitionId, Instant>>,
     tokens: AtomicU64,
 }
 

@@ -77,6 +77,7 @@ impl DataClient {
             }
             let hedge = !waiting.is_empty() && !at_leader && flights.len() < 2;
             let landed = tokio::select! {
+                biased;
                 landed = flights.next() => landed,
                 () = tokio::time::sleep_until(hedge_at), if hedge => None,
             };

@@ -13,7 +13,7 @@ pub(crate) mod sync;
 mod truncate;
 mod write;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -139,10 +139,10 @@ impl Handle {
 
 /// All files in use and their handles.
 pub(crate) struct Files {
-    states: Mutex<HashMap<InodeId, Arc<FileState>>>,
-    handles: Mutex<HashMap<HandleId, Arc<Handle>>>,
+    states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
+    handles: Mutex<BTreeMap<HandleId, Arc<Handle>>>,
     /// Files with bytes that are not published.
-    dirty: Mutex<HashMap<InodeId, Arc<FileState>>>,
+    dirty: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
     next_handle: AtomicU64,
     stats: &'static Stats,
 }

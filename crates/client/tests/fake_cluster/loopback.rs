@@ -77,7 +77,7 @@ fn start() -> (SocketAddr, Key) {
 }
 
 async fn listen(cluster: &Arc<Cluster>, secret: &Key, role: Role, node: NodeId) -> SocketAddr {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = milpa_host::net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let credential = Credential::Cluster(secret.clone());
     let identity = Arc::new(Identity::new(Some(ClusterId(7)), role, credential));

@@ -5,6 +5,8 @@
 //! sessions, wrong leaders, appends out of order, publishes behind a truncation), apply each request
 //! id once, and remember what each data node has flushed.
 
+// A test, on the real thing (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used, clippy::panic)] // a test crate: clippy sees its functions as any
 
 mod cluster;

@@ -124,13 +124,16 @@ impl Disk {
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.pump();
         loop {
+            // Events last: they may never pause, and those that wait are taken below in any case.
+            // The log and the clock pause by themselves.
             tokio::select! {
+                biased;
+                progress = self.driver.writer.progressed() => self.log_progressed(progress),
+                _ = ticks.tick() => self.tick(),
                 event = inbox.recv() => {
                     let Some(event) = event else { return };
                     self.handle(event);
                 }
-                progress = self.driver.writer.progressed() => self.log_progressed(progress),
-                _ = ticks.tick() => self.tick(),
             }
             let mut taken = 0;
             while taken < EVENTS_MAX

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use milpa_host::jobs;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::NodeDirectory;
 use milpa_host::telemetry::memory_bytes;
@@ -102,7 +103,7 @@ async fn refresh_nodes(shared: &Shared) -> bool {
             let addresses = nodes.into_iter().map(|node| (node.id, node.address));
             let changed = shared.addresses.borrow_mut().learn(addresses);
             if let Some(save) = changed {
-                tokio::task::spawn_blocking(save);
+                jobs::run("addresses", save);
             }
             true
         }

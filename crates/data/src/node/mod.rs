@@ -32,10 +32,9 @@ mod workers;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::hash::{BuildHasher, Hasher};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,9 +43,8 @@ use milpa_host::keys::Key;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
-use milpa_host::telemetry;
+use milpa_host::{entropy, jobs, net, telemetry};
 use milpa_types::{ClusterId, NodeId, Role};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
@@ -136,6 +134,7 @@ pub async fn run_announced(
     let local = LocalSet::new();
     let node = local.run_until(start_and_serve(config, cluster, secret, announce));
     tokio::select! {
+        biased;
         result = node => result,
         () = stop => Ok(()),
     }
@@ -149,7 +148,7 @@ async fn start_and_serve(
     announce: impl FnOnce(Started),
 ) -> Result<(), NodeError> {
     let mut directory = NodeDirectory::open(&config.directory, Role::Data, cluster)?;
-    let listener = TcpListener::bind(config.listen).await.map_err(listen_error(config.listen))?;
+    let listener = net::bind(config.listen).await.map_err(listen_error(config.listen))?;
     let bound = listener.local_addr().map_err(listen_error(config.listen))?;
     let http = telemetry::serve_http(config.http_listen, telemetry::http_routes())
         .await
@@ -188,6 +187,7 @@ async fn start_and_serve(
     announce(Started { node, address: addresses.listen, http_address: http });
     let service = Rc::new(DataService { shared: Rc::clone(&shared) });
     tokio::select! {
+        biased;
         served = serve(listener, identity, service) => {
             let source = served.err().unwrap_or_else(|| io::Error::other("closed"));
             Err(NodeError::Listen { address: bound, source })
@@ -219,6 +219,7 @@ async fn keep_in_touch(
     let offering = offering::offer_for_ever(Rc::clone(&shared));
     let beating = heartbeat::beat(shared, directory.incarnation());
     tokio::select! {
+        biased;
         never = offering => match never {},
         never = beating => match never {},
     }
@@ -236,15 +237,11 @@ async fn open_disks(
     let first = config.directory.clone();
     let ids = label_disks(&config.disks, incarnation)
         .map_err(|problem| NodeError::Disk { path: first, problem })?;
-    let opening: Vec<_> = config
-        .disks
-        .iter()
-        .zip(ids)
-        .map(|(disk, id)| {
-            let (disk, nonce) = (disk.clone(), random());
-            tokio::task::spawn_blocking(move || open_disk(&disk, id, incarnation, nonce))
-        })
-        .collect();
+    let mut opening = Vec::new();
+    for (disk, id) in config.disks.iter().zip(ids) {
+        let (disk, nonce) = (disk.clone(), random(&disk.path)?);
+        opening.push(jobs::run("open", move || open_disk(&disk, id, incarnation, nonce)));
+    }
     let mut opened = Vec::new();
     for (task, disk) in opening.into_iter().zip(&config.disks) {
         let result = task.await.unwrap_or_else(|error| Err(error.to_string()));
@@ -259,10 +256,11 @@ fn start_disks(shared: &Rc<Shared>, opened: Vec<OpenedDisk>) -> Result<(), NodeE
     for (index, disk) in opened.into_iter().enumerate() {
         let (events, inbox) = unbounded_channel();
         let path = shared.config.disks.get(index).map(|disk| disk.path.clone());
-        let failed = |problem| NodeError::Disk { path: path.unwrap_or_default(), problem };
+        let path = path.unwrap_or_default();
+        let seed = random(&path)?;
+        let failed = |problem| NodeError::Disk { path, problem };
         let id = disk.id;
-        let disk =
-            disk.start(index, Rc::clone(shared), random(), events.clone()).map_err(failed)?;
+        let disk = disk.start(index, Rc::clone(shared), seed, events.clone()).map_err(failed)?;
         let report = DiskReport { disk: Some(disk.describe()), ..DiskReport::default() };
         shared.disks.borrow_mut().push(DiskHandle { id, events, report });
         disks.push((disk, inbox));
@@ -275,6 +273,8 @@ fn start_disks(shared: &Rc<Shared>, opened: Vec<OpenedDisk>) -> Result<(), NodeE
 
 /// A number that differs from start to start: for election timeouts and for the log's nonce. No
 /// secret depends on it.
-fn random() -> u64 {
-    std::collections::hash_map::RandomState::new().build_hasher().finish()
+fn random(path: &Path) -> Result<u64, NodeError> {
+    let failed =
+        |error: io::Error| NodeError::Disk { path: path.into(), problem: error.to_string() };
+    entropy::u64().map_err(failed)
 }

@@ -13,6 +13,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use milpa_host::clock::now_ms;
+use milpa_host::disk as files;
 use milpa_raft::{
     FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal, WalOptions,
 };
@@ -20,8 +21,7 @@ use milpa_types::{DiskId, NodeId, PartitionId};
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::DiskConfig;
-use crate::store::disk::{device_id, disk_space};
-use crate::store::files::SystemFiles;
+use crate::store::files::DiskFiles;
 use crate::store::{ExtentStore, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
@@ -29,7 +29,7 @@ use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
 use super::shared::Shared;
-use super::state::{PartitionState, load_all, replace_file, sync_directory};
+use super::state::{PartitionState, load_all};
 use super::usage::Usage;
 use super::workers::Workers;
 
@@ -60,7 +60,7 @@ pub(crate) struct OpenedDisk {
 pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec<DiskId>, String> {
     let mut labels = Vec::new();
     for disk in disks {
-        std::fs::create_dir_all(&disk.path).map_err(|e| format!("{:?}: {e}", disk.path))?;
+        files::create_directory(&disk.path).map_err(|e| format!("{:?}: {e}", disk.path))?;
         labels.push(read_label(&disk.path, incarnation)?);
     }
     let mut ids = Vec::new();
@@ -86,7 +86,7 @@ pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec
 
 fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, String> {
     let path = directory.join(LABEL_FILE);
-    let bytes = match std::fs::read(&path) {
+    let bytes = match files::read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("cannot read {path:?}: {error}")),
@@ -109,7 +109,7 @@ fn write_label(directory: &Path, label: Label) -> Result<(), String> {
     let path = directory.join(LABEL_FILE);
     let Label { format, incarnation, disk } = label;
     let text = format!("format = {format}\nincarnation = {incarnation:032x}\ndisk = {disk}\n");
-    replace_file(&path, text.as_bytes()).map_err(|e| format!("cannot write {path:?}: {e}"))
+    files::replace(&path, text.as_bytes()).map_err(|e| format!("cannot write {path:?}: {e}"))
 }
 
 /// Opens everything on a disk. Takes as long as reading what was not flushed takes.
@@ -122,14 +122,14 @@ pub(crate) fn open_disk(
     let directory = config.path.clone();
     let (states, extents) = (directory.join("states"), directory.join("partitions"));
     for path in [&states, &extents] {
-        std::fs::create_dir_all(path).map_err(|e| format!("cannot make {path:?}: {e}"))?;
+        files::create_directory(path).map_err(|e| format!("cannot make {path:?}: {e}"))?;
     }
-    sync_directory(&directory).map_err(|e| format!("cannot flush {directory:?}: {e}"))?;
+    files::sync_directory(&directory).map_err(|e| format!("cannot flush {directory:?}: {e}"))?;
     let storage = FileStorage::open(&directory.join("raft")).map_err(|e| e.to_string())?;
     let owner = owner_of(incarnation, id);
     let (wal, recovered) =
         Wal::open(storage, WalOptions::new(owner, nonce)).map_err(|e| e.to_string())?;
-    let store_disk = StoreDisk::new(Arc::new(SystemFiles::new()), LIMITS);
+    let store_disk = StoreDisk::new(Arc::new(DiskFiles::new()), LIMITS);
     let mut replicas = Vec::new();
     for state in load_all(&states)? {
         let path = extents.join(state.partition.to_string());
@@ -141,8 +141,8 @@ pub(crate) fn open_disk(
         replicas.push((state, store));
     }
     let usage = Usage {
-        space: disk_space(&directory).ok(),
-        device: device_id(&directory).unwrap_or(0),
+        space: files::space(&directory).ok(),
+        device: files::status(&directory).map_or(0, |status| status.device),
         allocated_bytes: replicas
             .iter()
             .flat_map(|(_, s)| s)

@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use milpa_host::disk as files;
 use milpa_host::rpc::Reply;
 use milpa_raft::{GroupStart, Role as RaftRole};
 use milpa_types::{DataError, NodeId, PartitionId};
@@ -22,7 +23,7 @@ use crate::store::{ExtentStore, RecoveryReport};
 use super::appends::BATCH_BYTES_MAX;
 use super::disk::Disk;
 use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
-use super::state::{PartitionState, state_path, sync_directory};
+use super::state::{PartitionState, state_path};
 
 /// Ids that may be given before the next durable write of the bound.
 const IDS_AT_START: u32 = 16_384;
@@ -223,12 +224,12 @@ async fn wait_until_unused(store: Option<Arc<ExtentStore>>) {
 /// Removes a replica's files, its state first: extents without a state are never opened.
 fn wipe(states: &Path, extents: &Path, id: PartitionId) -> std::io::Result<()> {
     let missing = |error: &std::io::Error| error.kind() == std::io::ErrorKind::NotFound;
-    match std::fs::remove_file(state_path(states, id)) {
+    match files::remove(&state_path(states, id)) {
         Err(error) if !missing(&error) => return Err(error),
-        _ => sync_directory(states)?,
+        _ => files::sync_directory(states)?,
     }
-    match std::fs::remove_dir_all(extents.join(id.to_string())) {
+    match files::remove_tree(&extents.join(id.to_string())) {
         Err(error) if !missing(&error) => Err(error),
-        _ => sync_directory(extents),
+        _ => files::sync_directory(extents),
     }
 }

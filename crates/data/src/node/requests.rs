@@ -1,11 +1,11 @@
 //! Requests of one disk's partitions, each to its handler.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
+use milpa_host::clock::Instant;
 use milpa_host::rpc::Reply;
-use std::collections::BTreeMap;
 
 use milpa_types::{DataError, Epoch, ExtentId, FreedRange, PartitionId, Role};
 use milpa_wire::data::{

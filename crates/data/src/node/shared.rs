@@ -111,8 +111,7 @@ impl Shared {
     ) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let start = move |disk: &mut Disk| {
-            let run = move || drop(sender.send(job()));
-            disk.workers.slow(run, |_, ()| {});
+            disk.workers.slow(job, |_, done| drop(sender.send(done)));
         };
         self.ask_disk(disk, start).await?;
         receiver.await.ok()
@@ -127,8 +126,7 @@ impl Shared {
     ) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let start = move |disk: &mut Disk| {
-            let run = move || drop(sender.send(job()));
-            disk.workers.ordered(extent, run, |_, ()| {});
+            disk.workers.ordered(extent, job, |_, done| drop(sender.send(done)));
         };
         self.ask_disk(disk, start).await?;
         receiver.await.ok()

@@ -11,10 +11,10 @@
 //!     12    . the state, encoded
 //! ```
 
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use milpa_host::disk;
 use milpa_raft::SnapshotDescriptor;
 use milpa_types::{PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
@@ -59,12 +59,12 @@ impl PartitionState {
         bytes.extend_from_slice(&FORMAT.to_le_bytes());
         bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&body);
-        replace_file(&state_path(directory, self.partition), &bytes)
+        disk::replace(&state_path(directory, self.partition), &bytes)
     }
 
     /// Reads a state, or says what is wrong with the file.
     pub fn load(path: &Path) -> Result<PartitionState, String> {
-        let bytes = std::fs::read(path).map_err(|e| format!("cannot read {path:?}: {e}"))?;
+        let bytes = disk::read(path).map_err(|e| format!("cannot read {path:?}: {e}"))?;
         PartitionState::decode(&bytes).map_err(|problem| format!("{path:?} {problem}"))
     }
 
@@ -85,30 +85,15 @@ impl PartitionState {
     }
 }
 
-/// Replaces a file so that after a power cut either the old or the new one is there.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let beside = path.with_extension("new");
-    let mut file = File::create(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(&beside, path)?;
-    sync_directory(path.parent().unwrap_or(path))
-}
-
-/// Makes names in a directory durable.
-pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
-}
-
 /// The states of all partitions in a directory, sorted by id. Unfinished files are removed.
 pub(crate) fn load_all(directory: &Path) -> Result<Vec<PartitionState>, String> {
     let failed = |e: io::Error| format!("cannot list {directory:?}: {e}");
     let mut states = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(failed)? {
-        let path = entry.map_err(failed)?.path();
+    for name in disk::list(directory).map_err(failed)? {
+        let path = directory.join(name);
         if path.extension().is_some_and(|extension| extension == "new") {
             // What a crash left of a replacement that never happened.
-            std::fs::remove_file(&path).map_err(failed)?;
+            disk::remove(&path).map_err(failed)?;
             continue;
         }
         let state = PartitionState::load(&path)?;

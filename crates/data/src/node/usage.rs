@@ -1,10 +1,9 @@
 //! How full a disk is, counted now and then on a thread, and what is reported of it.
 
 use milpa_host::clock::now_ms;
+use milpa_host::disk::{self, Space};
 use milpa_types::DataError;
 use milpa_wire::data::DataPartitionReport;
-
-use crate::store::disk::{DiskSpace, disk_space};
 
 use super::disk::Disk;
 use super::metrics::Metrics;
@@ -23,7 +22,7 @@ const REPORT_MS: u64 = 100;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Usage {
     /// The file system as last asked.
-    pub space: Option<DiskSpace>,
+    pub space: Option<Space>,
     /// Bytes that extents occupy.
     pub allocated_bytes: u64,
     /// Identifies the file system.
@@ -66,7 +65,7 @@ impl Disk {
             self.partitions.values().map(|p| (p.id, std::sync::Arc::clone(&p.store))).collect();
         self.workers.slow(
             move || {
-                let space = disk_space(&directory).ok();
+                let space = disk::space(&directory).ok();
                 let counts: Vec<_> =
                     stores.iter().map(|(id, store)| (*id, store.allocated_bytes())).collect();
                 (space, counts)
@@ -165,7 +164,7 @@ impl Disk {
     pub fn describe(&self) -> milpa_types::Disk {
         let limit = self.shared.config.disks.get(self.index).map_or(0, |d| d.capacity_bytes);
         let reserve = self.shared.config.disks.get(self.index).map_or(0, |d| d.reserve_bytes);
-        let space = self.usage.space.unwrap_or(DiskSpace { total: 0, free: 0, used: 0 });
+        let space = self.usage.space.unwrap_or_default();
         let used_bytes = self.usage.allocated_bytes;
         let free_on_disk = space.free.saturating_sub(reserve);
         let whole = used_bytes.saturating_add(free_on_disk);

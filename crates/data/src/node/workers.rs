@@ -5,10 +5,10 @@
 //! threads of its own, so that nothing waits behind it. A job returns what is to be done next on
 //! the node's thread.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 
+use milpa_host::jobs::Threads;
 use milpa_types::{ExtentId, PartitionId};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -16,16 +16,15 @@ use super::disk::{Disk, DiskEvent};
 
 /// What a job hands to the node's thread.
 pub(crate) type Continuation = Box<dyn FnOnce(&mut Disk) + Send>;
-type Job = Box<dyn FnOnce() + Send>;
 
 /// Threads for flushes and other long jobs.
 const SLOW_THREADS: usize = 4;
 
 /// The threads of one disk. They end when this is dropped and their queues are empty.
 pub(crate) struct Workers {
-    ordered: Vec<Sender<Job>>,
-    reads: Sender<Job>,
-    slow: Sender<Job>,
+    ordered: Vec<Threads>,
+    reads: Threads,
+    slow: Threads,
     depth: Arc<AtomicUsize>,
     depth_max: usize,
     events: UnboundedSender<DiskEvent>,
@@ -39,14 +38,10 @@ impl Workers {
         depth_max: usize,
         events: UnboundedSender<DiskEvent>,
     ) -> std::io::Result<Workers> {
-        let mut ordered = Vec::new();
-        for number in 0..threads {
-            let (sender, receiver) = channel();
-            spawn_one(format!("{name}-w{number}"), Arc::new(Mutex::new(receiver)))?;
-            ordered.push(sender);
-        }
-        let reads = spawn_pool(name, "r", threads)?;
-        let slow = spawn_pool(name, "s", SLOW_THREADS)?;
+        let one = |number| Threads::spawn(&format!("{name}-w{number}"), 1);
+        let ordered = (0..threads).map(one).collect::<std::io::Result<_>>()?;
+        let reads = Threads::spawn(&format!("{name}-r"), threads)?;
+        let slow = Threads::spawn(&format!("{name}-s"), SLOW_THREADS)?;
         let depth = Arc::new(AtomicUsize::new(0));
         Ok(Workers { ordered, reads, slow, depth, depth_max, events })
     }
@@ -93,37 +88,15 @@ impl Workers {
 
     fn submit<T: Send + 'static>(
         &self,
-        queue: &Sender<Job>,
+        queue: &Threads,
         job: impl FnOnce() -> T + Send + 'static,
         then: impl FnOnce(&mut Disk, T) + Send + 'static,
     ) {
         self.depth.fetch_add(1, Ordering::Relaxed);
         let (depth, events) = (Arc::clone(&self.depth), self.events.clone());
-        // A queue whose threads are gone exists only while the process ends.
-        let _ = queue.send(Box::new(move || {
-            let result = job();
+        queue.submit(job, move |result| {
             depth.fetch_sub(1, Ordering::Relaxed);
             let _ = events.send(DiskEvent::Then(Box::new(move |disk| then(disk, result))));
-        }));
+        });
     }
-}
-
-fn spawn_pool(name: &str, kind: &str, threads: usize) -> std::io::Result<Sender<Job>> {
-    let (sender, receiver) = channel();
-    let receiver = Arc::new(Mutex::new(receiver));
-    for number in 0..threads {
-        spawn_one(format!("{name}-{kind}{number}"), Arc::clone(&receiver))?;
-    }
-    Ok(sender)
-}
-
-fn spawn_one(name: String, jobs: Arc<Mutex<Receiver<Job>>>) -> std::io::Result<()> {
-    let run = move || {
-        loop {
-            let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-            let Ok(job) = next else { return };
-            job();
-        }
-    };
-    std::thread::Builder::new().name(name).spawn(run).map(|_| ())
 }

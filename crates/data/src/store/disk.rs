@@ -1,14 +1,7 @@
 //! What the partitions of one disk share: the fence, the open files, the memory for checksums.
 
-// statvfs(3) is not in the standard library.
-#![allow(unsafe_code)]
-
 use std::collections::{BTreeMap, VecDeque};
-use std::ffi::CString;
 use std::io;
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -256,61 +249,5 @@ impl OpenFiles {
         let (file, used) = self.files.remove(&key)?;
         self.uses.remove(&used);
         Some(file)
-    }
-}
-
-/// Space on a disk in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskSpace {
-    /// All of it.
-    pub total: u64,
-    /// What an unprivileged process can still use.
-    pub free: u64,
-    /// What is in use.
-    pub used: u64,
-}
-
-/// Space on the disk that holds `path`.
-///
-/// # Errors
-///
-/// As statvfs(3).
-pub fn disk_space(path: &Path) -> io::Result<DiskSpace> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
-    // SAFETY: statvfs is plain numbers, for which zeros are valid.
-    let mut raw: libc::statvfs = unsafe { std::mem::zeroed() };
-    // SAFETY: the path ends with NUL and lives through the call; `raw` is ours to be written.
-    if unsafe { libc::statvfs(path.as_ptr(), &raw mut raw) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let bytes = |blocks: u64| blocks.saturating_mul(raw.f_frsize);
-    Ok(DiskSpace {
-        total: bytes(raw.f_blocks),
-        free: bytes(raw.f_bavail),
-        used: bytes(raw.f_blocks.saturating_sub(raw.f_bfree)),
-    })
-}
-
-/// The device that holds `path`: two directories with the same one fail together.
-///
-/// # Errors
-///
-/// As stat(2).
-pub fn device_id(path: &Path) -> io::Result<u64> {
-    Ok(std::fs::metadata(path)?.dev())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn space_adds_up() {
-        let directory = tempfile::tempdir().unwrap();
-        let space = disk_space(directory.path()).unwrap();
-        assert!(space.total > 0 && space.free <= space.total && space.used <= space.total);
-        assert!(disk_space(&directory.path().join("absent")).is_err());
-        let parent = directory.path().parent().unwrap();
-        assert_eq!(device_id(directory.path()).unwrap(), device_id(parent).unwrap());
     }
 }

@@ -12,8 +12,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use milpa_host::clock::Instant;
 use milpa_types::{BLOCK_BYTES, Epoch, ExtentId, InodeId, PartitionId, SessionId};
 
 use super::disk::{OpenFile, StoreDisk};

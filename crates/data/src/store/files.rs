@@ -1,18 +1,14 @@
-//! All file access of the store goes through two small traits, so that tests can lose, tear and
-//! fail it ([`super::memory_files`]).
+//! All file access of the store goes through two small traits, so that the store's own tests can lose,
+//! tear and fail it ([`super::memory_files`]).
 //!
-//! The real implementation uses plain positioned system calls (pread, pwrite, fdatasync,
-//! fallocate), one each per call here, so that a tracer can count and fail them one by one.
+//! Otherwise they stand on the disk port ([`milpa_host::disk`]), which is one system call for each
+//! call here, so that a tracer can count and fail them one by one.
 
-// The one call that the standard library lacks is fallocate(2) with FALLOC_FL_PUNCH_HOLE.
-#![allow(unsafe_code)]
-
-use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+
+use milpa_host::disk::{self, File, Open};
 
 /// The directory operations that the store needs.
 pub trait StoreFiles: Send + Sync {
@@ -106,9 +102,9 @@ pub trait StoreFile: Send + Sync {
     fn length(&self) -> io::Result<u64>;
 }
 
-/// Files of the operating system.
+/// Files on a disk.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SystemFiles;
+pub struct DiskFiles;
 
 /// Whether this is a build for tests only, which must be seen to fail them (`make
 /// test-flush-fault`). All nodes skip flushes, or the one whose directory ends with the name in
@@ -119,110 +115,75 @@ fn skips_flushes() -> bool {
             .map_or(true, |name| std::env::args().any(|word| word.ends_with(&name)))
 }
 
-impl SystemFiles {
+impl DiskFiles {
     /// The files of a disk. A build that skips flushes says so at every start.
     #[must_use]
-    pub fn new() -> SystemFiles {
+    pub fn new() -> DiskFiles {
         if skips_flushes() {
             tracing::error!("this build skips flushes of extents: for tests only");
         }
-        SystemFiles
+        DiskFiles
     }
 }
 
-impl StoreFiles for SystemFiles {
+impl StoreFiles for DiskFiles {
     fn create(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(path)?;
-        Ok(Arc::new(SystemFile(file)))
+        Ok(Arc::new(File::open(path, Open::New)?))
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        Ok(Arc::new(SystemFile(file)))
+        Ok(Arc::new(File::open(path, Open::Existing)?))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        std::fs::remove_file(path)
+        disk::remove(path)
     }
 
     fn rename(&self, source: &Path, target: &Path) -> io::Result<()> {
-        std::fs::rename(source, target)
+        disk::rename(source, target)
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
-        std::fs::create_dir_all(path)
+        disk::create_directory(path)
     }
 
     fn list(&self, directory: &Path) -> io::Result<Vec<String>> {
-        let mut names = Vec::new();
-        for entry in std::fs::read_dir(directory)? {
-            // A name that is not UTF-8 is none of ours.
-            if let Ok(name) = entry?.file_name().into_string() {
-                names.push(name);
-            }
-        }
-        names.sort_unstable();
-        Ok(names)
+        disk::list(directory)
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
-        let directory = File::open(directory)?;
-        if skips_flushes() { Ok(()) } else { directory.sync_all() }
+        if skips_flushes() { Ok(()) } else { disk::sync_directory(directory) }
     }
 
     fn allocated(&self, path: &Path) -> io::Result<u64> {
-        Ok(std::fs::metadata(path)?.blocks() * 512)
+        Ok(disk::status(path)?.allocated)
     }
 }
 
-struct SystemFile(File);
-
-impl StoreFile for SystemFile {
+impl StoreFile for File {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        let mut filled = 0;
-        while let Some(rest) = buffer.get_mut(filled..).filter(|rest| !rest.is_empty()) {
-            match self.0.read_at(rest, offset + filled as u64) {
-                Ok(0) => {
-                    rest.fill(0);
-                    break;
-                }
-                Ok(count) => filled += count,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let filled = File::read_at(self, buffer, offset)?;
+        buffer.get_mut(filled..).unwrap_or_default().fill(0);
         Ok(())
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        self.0.write_all_at(bytes, offset)
+        File::write_at(self, bytes, offset)
     }
 
     fn sync(&self) -> io::Result<()> {
-        if skips_flushes() { Ok(()) } else { self.0.sync_data() }
+        if skips_flushes() { Ok(()) } else { File::sync(self) }
     }
 
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
-        let bad = |_| io::Error::from(io::ErrorKind::InvalidInput);
-        let (offset, length) = (offset.try_into().map_err(bad)?, length.try_into().map_err(bad)?);
-        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-        loop {
-            // SAFETY: the descriptor is open as long as `self.0` lives; no memory is passed.
-            if unsafe { libc::fallocate(self.0.as_raw_fd(), mode, offset, length) } == 0 {
-                return Ok(());
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
-        }
+        File::punch(self, offset, length)
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
-        self.0.set_len(length)
+        File::truncate(self, length)
     }
 
     fn length(&self) -> io::Result<u64> {
-        Ok(self.0.metadata()?.len())
+        File::length(self)
     }
 }

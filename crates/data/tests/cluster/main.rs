@@ -1,5 +1,7 @@
 //! Three data nodes over real sockets and files, killed and started again.
 
+// A test, on the real thing (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 // Clippy knows functions marked as tests only, not what they share.
 #![allow(clippy::unwrap_used, clippy::panic)]
 

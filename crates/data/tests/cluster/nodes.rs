@@ -58,7 +58,7 @@ impl Service for Judge {
 
 /// Serves as this role on a free port.
 async fn serve_as(role: Role, service: Rc<dyn Service>) -> SocketAddr {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let listener = milpa_host::net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
     let address = listener.local_addr().unwrap();
     let identity = Identity::new(Some(CLUSTER), role, Credential::Cluster(secret()));
     tokio::task::spawn_local(serve(listener, Arc::new(identity), service));

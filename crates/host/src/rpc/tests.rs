@@ -46,7 +46,7 @@ fn server_identity(secret: &Key) -> Arc<Identity> {
 fn with_server<F: Future<Output = ()>>(secret: &Key, test: impl FnOnce(SocketAddr) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     LocalSet::new().block_on(&runtime, async {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let service = Rc::new(Echo { one_way: Cell::new(0) });
         let server = tokio::task::spawn_local(serve(listener, server_identity(secret), service));
@@ -205,7 +205,7 @@ fn bytes_that_are_no_frame_close_the_connection() {
     let secret = Key::random().unwrap();
     with_server(&secret, |to| async move {
         for garbage in [&b"GET / HTTP/1.1\r\n\r\n                    "[..], &[0xff; 64]] {
-            let mut stream = TcpStream::connect(to).await.unwrap();
+            let mut stream = net::connect(to).await.unwrap();
             stream.write_all(garbage).await.unwrap();
             let mut rest = Vec::new();
             // A reset is as good as an end: either way the server let go.

@@ -4,11 +4,13 @@
 //! One redb file with one table: `state` holds [`State::encode`], `descriptor` the Raft position and
 //! configuration there (postcard of [`SnapshotDescriptor`]). Both change in one transaction.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use milpa_host::disk::{self, File, Open};
 use milpa_raft::SnapshotDescriptor;
-use redb::{Database, ReadableDatabase, TableDefinition};
+use redb::{Database, ReadableDatabase, StorageBackend, TableDefinition};
 
 use crate::core::{SnapshotError, State};
 
@@ -50,6 +52,49 @@ pub enum CheckpointError {
     },
 }
 
+/// The file under redb. The lock of the manager's directory keeps other processes away.
+#[derive(Debug)]
+struct Backend(File);
+
+impl Backend {
+    /// Opens or makes the file.
+    fn open(path: &Path) -> io::Result<Backend> {
+        match File::open(path, Open::Existing) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let file = File::open(path, Open::New)?;
+                disk::sync_directory(path.parent().unwrap_or(path))?;
+                Ok(Backend(file))
+            }
+            opened => Ok(Backend(opened?)),
+        }
+    }
+}
+
+impl StorageBackend for Backend {
+    fn len(&self) -> io::Result<u64> {
+        self.0.length()
+    }
+
+    fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+        match self.0.read_at(out, offset)? {
+            count if count == out.len() => Ok(()),
+            _ => Err(io::ErrorKind::UnexpectedEof.into()),
+        }
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.0.truncate(len)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.0.sync()
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_at(data, offset)
+    }
+}
+
 /// The file. Cheap to clone; writes come one after the other.
 #[derive(Clone, Debug)]
 pub struct CheckpointStore {
@@ -65,7 +110,10 @@ impl CheckpointStore {
     /// [`CheckpointError::Database`].
     pub fn open(directory: &Path) -> Result<CheckpointStore, CheckpointError> {
         let path: Arc<Path> = directory.join("state.redb").into();
-        let database = Database::create(&*path).map_err(|e| database_error(&path, e.into()))?;
+        let opened = Backend::open(&path).map_err(redb::Error::Io);
+        let created =
+            opened.and_then(|backend| Ok(Database::builder().create_with_backend(backend)?));
+        let database = created.map_err(|e| database_error(&path, e))?;
         Ok(CheckpointStore { database: Arc::new(database), path })
     }
 

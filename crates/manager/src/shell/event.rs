@@ -1,8 +1,7 @@
 //! What reaches the manager's loop, and how its answers leave.
 
-use std::time::Instant;
-
 use bytes::Bytes;
+use milpa_host::clock::Instant;
 use milpa_host::rpc::Reply;
 use milpa_raft::SnapshotDescriptor;
 use milpa_types::NodeId;

@@ -1,9 +1,8 @@
 //! What a manager does while it leads: passes of the planners, steps, waiting callers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
-use milpa_host::clock::now_ms;
+use milpa_host::clock::{Instant, now_ms};
 use milpa_raft::{MultiRaft, ProposeError};
 use milpa_types::{ManagerError, NodeId, VolumeId};
 use milpa_wire::manager::ManagerAnswer;

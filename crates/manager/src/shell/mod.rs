@@ -21,16 +21,17 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::now_ms;
-use milpa_host::keys::{Key, KeyError};
+use milpa_host::keys::Key;
+use milpa_host::net::{self, Listener};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
+use milpa_host::{disk, entropy};
 use milpa_raft::{
     DriveError, FileStorage, GroupStart, LogWriter, MultiRaft, RaftConfig, RaftDriver,
     RecoverError, Wal, WalError, WalOptions,
 };
 use milpa_types::{ClusterId, ManagerError, NodeId, Role, VolumeId};
 use milpa_wire::manager::{ManagerReply, ManagerRequest};
-use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio::task::LocalSet;
 use tracing::{info, warn};
@@ -98,8 +99,8 @@ pub enum RunError {
         wanted: Vec<NodeId>,
     },
     /// No randomness.
-    #[error(transparent)]
-    Entropy(#[from] KeyError),
+    #[error("no randomness from the kernel")]
+    Entropy(#[source] io::Error),
     /// An address is in use, or not ours.
     #[error("cannot listen on {address}; is another process using it?")]
     Listen {
@@ -205,6 +206,7 @@ async fn run_local(
     let web = http::routes(inbox, &secret, http::leader_urls(&config));
     let serving = rpc::serve(listener, identity, Rc::new(front));
     tokio::select! {
+        biased;
         ended = drive(driver, replica, events) => ended,
         ended = serving => ended.map_err(RunError::Accept),
         ended = async { axum::serve(http_listener, web).await } => ended.map_err(RunError::Accept),
@@ -225,8 +227,8 @@ fn claim(directory: &mut NodeDirectory, own: NodeId) -> Result<(), RunError> {
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, RunError> {
-    TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })
+async fn listen(address: SocketAddr) -> Result<Listener, RunError> {
+    net::bind(address).await.map_err(|source| RunError::Listen { address, source })
 }
 
 /// Opens log and state, and joins or founds the group.
@@ -239,8 +241,8 @@ fn open(
     let store = CheckpointStore::open(directory.path())?;
     let loaded = store.load()?;
     let log_directory = directory.path().join("raft");
-    std::fs::create_dir_all(&log_directory).map_err(WalError::Io)?;
-    let seed = random_u64()?;
+    disk::create_directory(&log_directory).map_err(WalError::Io)?;
+    let seed = entropy::u64().map_err(RunError::Entropy)?;
     let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
     (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
     let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
@@ -253,7 +255,8 @@ fn open(
         (None, Some(group)) if group.mark.index > 1 => return Err(RunError::StateMissing),
         _ => {}
     }
-    let mut multi = MultiRaft::new(own, RaftConfig::default(), random_u64()?)?;
+    let seed = entropy::u64().map_err(RunError::Entropy)?;
+    let mut multi = MultiRaft::new(own, RaftConfig::default(), seed)?;
     let start = match &loaded {
         Some((state, descriptor)) => {
             Some(GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
@@ -287,11 +290,6 @@ fn open(
     Ok((state, driver, Checkpoints::new(store, kept)))
 }
 
-fn random_u64() -> Result<u64, KeyError> {
-    let digits = Key::random()?.to_hex();
-    Ok(digits.get(..16).and_then(|part| u64::from_str_radix(part, 16).ok()).unwrap_or_default())
-}
-
 /// The loop.
 async fn drive(
     mut driver: RaftDriver,
@@ -304,16 +302,17 @@ async fn drive(
     let mut ticks = tokio::time::interval(driver.multi.tick_interval());
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
+        // Events last: they may never pause, and those that wait are taken below in any case. The
+        // log and the clock pause by themselves.
         tokio::select! {
-            Some(event) = events.recv() => {
-                replica.handle(&mut driver.multi, event);
-                for _ in 0..EVENTS_PER_TURN {
-                    let Ok(event) = events.try_recv() else { break };
-                    replica.handle(&mut driver.multi, event);
-                }
-            }
-            _ = ticks.tick() => driver.multi.tick(now_ms()),
+            biased;
             progress = driver.writer.progressed() => driver.on_log(progress, now_ms()),
+            _ = ticks.tick() => driver.multi.tick(now_ms()),
+            Some(event) = events.recv() => replica.handle(&mut driver.multi, event),
+        }
+        for _ in 0..EVENTS_PER_TURN {
+            let Ok(event) = events.try_recv() else { break };
+            replica.handle(&mut driver.multi, event);
         }
         for _ in 0..TURNS_PER_ROUND {
             driver.pump(now_ms(), &mut replica)?;

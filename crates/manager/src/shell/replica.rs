@@ -7,10 +7,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::Instant;
 
 use bytes::Bytes;
-use milpa_host::clock::now_ms;
+use milpa_host::clock::{Instant, now_ms};
+use milpa_host::jobs;
 use milpa_host::keys::Key;
 use milpa_host::rpc::Pool;
 use milpa_raft::{
@@ -330,12 +330,17 @@ impl Replica {
         checkpoints.unsaved_since_ms = None;
         let (store, inbox) = (checkpoints.store.clone(), self.inbox.clone());
         let bytes = Bytes::from(self.state.encode());
-        tokio::task::spawn_blocking(move || {
+        let saving = jobs::run("checkpoint", move || {
             let started = Instant::now();
             let result = store.save(&bytes, &descriptor);
             metrics().checkpoint.observe(started.elapsed().as_secs_f64());
-            // The loop is gone only when the process ends.
-            let _ = inbox.blocking_send(Event::CheckpointDone { descriptor, bytes, result });
+            Event::CheckpointDone { descriptor, bytes, result }
+        });
+        tokio::task::spawn_local(async move {
+            if let Ok(done) = saving.await {
+                // The loop is gone only when the process ends.
+                let _ = inbox.send(done).await;
+            }
         });
     }
 

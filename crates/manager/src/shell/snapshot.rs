@@ -2,9 +2,11 @@
 //! durable here, then taken over.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use milpa_host::clock::Instant;
+use milpa_host::jobs;
 use milpa_host::rpc::Pool;
 use milpa_raft::SnapshotDescriptor;
 use milpa_types::{ClusterId, ManagerError, Role};
@@ -64,7 +66,7 @@ pub(super) async fn fetch(
         ));
     }
     let (kept, position) = (bytes.clone(), descriptor.clone());
-    let saved = tokio::task::spawn_blocking(move || store.save(&kept, &position)).await;
+    let saved = jobs::run("checkpoint", move || store.save(&kept, &position)).await;
     match saved {
         Ok(Ok(())) => Ok(Box::new(Fetched { state, descriptor, bytes })),
         Ok(Err(error)) => Err(error.to_string()),

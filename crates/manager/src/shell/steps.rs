@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use milpa_host::clock::Instant;
 use milpa_host::rpc::Pool;
 use milpa_types::{DataError, MetaError, NodeId, Role};
 use milpa_wire::data::{DataReply, DataRequest};

@@ -21,7 +21,6 @@ use milpa_types::{
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
 use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerReply, ManagerRequest, Register};
 use milpa_wire::meta::{MetaAnswer, MetaPartitionReport, MetaReply, MetaRequest, MetaStatistics};
-use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
@@ -205,7 +204,7 @@ pub struct FakeNode {
 
 impl FakeNode {
     async fn start(cluster: &Cluster, role: Role) -> Rc<FakeNode> {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = milpa_host::net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
         let address = listener.local_addr().unwrap();
         let credential = Credential::Cluster(cluster.secret.clone());
         let identity = Arc::new(Identity::new(Some(CLUSTER), role, credential));

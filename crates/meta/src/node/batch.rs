@@ -1,8 +1,9 @@
 //! Several requests in one: in order, each with its own answer.
 
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use milpa_host::clock::Instant;
 use milpa_types::MetaError;
 use milpa_wire::meta::{BATCH_REQUESTS_MAX, MetaAnswer, MetaReply, MetaRequest};
 use tokio::sync::oneshot;
@@ -62,7 +63,7 @@ async fn settle(
     answers: &mut [MetaReply],
     wait: Duration,
 ) {
-    let end = tokio::time::Instant::now() + wait;
+    let end = Instant::now() + wait;
     for (position, answer) in waiting.drain(..) {
         if let Ok(Ok(answer)) = tokio::time::timeout_at(end, answer).await {
             fill(answers, position, answer);

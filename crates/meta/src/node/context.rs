@@ -4,10 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::address_book::AddressBook;
+use milpa_host::clock::Instant;
+use milpa_host::jobs;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::Pool;
 use milpa_types::{MetaError, MetaSlot, Next, NodeId, PartitionId, Role, VolumeId, VolumeView};
@@ -134,7 +136,7 @@ impl Context {
     fn learn_addresses(&self, nodes: impl Iterator<Item = (NodeId, SocketAddr)>) {
         let changed = self.addresses.borrow_mut().learn(nodes);
         if let Some(save) = changed {
-            tokio::task::spawn_blocking(save);
+            jobs::run("addresses", save);
         }
     }
 

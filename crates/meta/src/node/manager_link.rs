@@ -1,11 +1,11 @@
 //! The node's side of the managers: register, then tell every 200 ms what is held here.
 
 use std::net::SocketAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
 
+use milpa_host::disk;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::telemetry::memory_bytes;
 use milpa_types::{Disk, DiskId, NodeId, Role};
@@ -13,7 +13,6 @@ use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerRequest, Register};
 use tracing::{debug, info, warn};
 
 use super::context::Context;
-use super::disk_space::disk_space;
 use crate::config::MetaNodeConfig;
 
 /// RELIABILITY.md 4.3: suspect after 1 s, so four may be lost.
@@ -120,14 +119,14 @@ fn heartbeat(ctx: &Context, me: &SelfDescription) -> ManagerRequest {
 
 /// The one directory of a meta node. Numbers that the kernel does not tell are 0.
 fn describe_disk(directory: &Path) -> Disk {
-    let space = disk_space(directory).unwrap_or_default();
+    let space = disk::space(directory).unwrap_or_default();
     Disk {
         id: DiskId(0),
         path: directory.display().to_string(),
         capacity_bytes: space.total,
         free_bytes: space.free,
         used_bytes: space.used,
-        device: std::fs::metadata(directory).map_or(0, |metadata| metadata.dev()),
+        device: disk::status(directory).map_or(0, |status| status.device),
         fenced: None,
     }
 }

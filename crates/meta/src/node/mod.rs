@@ -22,20 +22,20 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use milpa_host::clock::now_ms;
+use milpa_host::clock::{Instant, now_ms};
 use milpa_host::keys::Key;
 use milpa_host::managers::{Managers, ManagersError};
+use milpa_host::net::{self, Listener};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
-use milpa_host::telemetry;
+use milpa_host::{entropy, jobs, telemetry};
 use milpa_raft::{
     DriveError, FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal,
     WalError, WalOptions,
 };
 use milpa_types::{ClusterId, NodeId, Role};
-use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 use tracing::{error, info};
 
@@ -54,7 +54,6 @@ mod batch;
 mod context;
 mod coordinate;
 mod deletion;
-mod disk_space;
 mod inbox;
 mod leases;
 mod manager_link;
@@ -168,6 +167,7 @@ pub async fn run_announced(
     let local = LocalSet::new();
     let node = local.run_until(start_and_loop(config, cluster, secret, announce));
     tokio::select! {
+        biased;
         result = node => result.map(|never| match never {}),
         () = stop => Ok(()),
     }
@@ -219,6 +219,7 @@ async fn start_and_loop(
     let driving =
         tokio::task::spawn_local(async move { drive(driver, shell, &inbox, memory_limit).await });
     tokio::select! {
+        biased;
         result = driving => result.map_err(|e| NodeError::Start(e.to_string()))?,
         result = serve(listener, identity, service) => {
             let source = result.err().unwrap_or_else(|| io::Error::other("closed"));
@@ -228,8 +229,8 @@ async fn start_and_loop(
     }
 }
 
-async fn listen(address: SocketAddr) -> Result<TcpListener, NodeError> {
-    TcpListener::bind(address).await.map_err(listen_error(address))
+async fn listen(address: SocketAddr) -> Result<Listener, NodeError> {
+    net::bind(address).await.map_err(listen_error(address))
 }
 
 fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
@@ -267,30 +268,20 @@ fn open_disk(
     incarnation: u128,
 ) -> tokio::task::JoinHandle<Result<Opened, NodeError>> {
     let directory = config.directory.clone();
-    tokio::task::spawn_blocking(move || {
-        let seed = random_seed()?;
+    jobs::run("open", move || {
+        let seed = entropy::u64().map_err(|error| NodeError::Start(error.to_string()))?;
         let partitions = directory.join("partitions");
         let failed = |source| NodeError::Partitions { directory: partitions.clone(), source };
         let store = SnapshotStore::open(partitions.clone()).map_err(failed)?;
-        let loading = {
-            let store = store.clone();
-            std::thread::Builder::new()
-                .name("snapshot-load".to_owned())
-                .spawn(move || recovery::load_all(&store))
-                .map_err(|error| NodeError::Start(error.to_string()))?
+        let open_log = || {
+            let storage = FileStorage::open(&directory.join("raft"))?;
+            Wal::open(storage, WalOptions::new(incarnation.to_le_bytes(), seed))
         };
-        let storage = FileStorage::open(&directory.join("raft"))?;
-        let options = WalOptions::new(incarnation.to_le_bytes(), seed);
-        let (wal, recovered) = Wal::open(storage, options)?;
-        let loaded = loading.join().map_err(|_| NodeError::Start("loading failed".to_owned()))?;
+        let (loaded, log) = jobs::beside("snapshot-load", || recovery::load_all(&store), open_log)
+            .map_err(|error| NodeError::Start(error.to_string()))?;
+        let (wal, recovered) = log?;
         Ok(Opened { wal, recovered, store, loaded: loaded.map_err(failed)?, seed })
     })
-}
-
-fn random_seed() -> Result<u64, NodeError> {
-    let mut bytes = [0; 8];
-    getrandom::fill(&mut bytes).map_err(|error| NodeError::Start(error.to_string()))?;
-    Ok(u64::from_le_bytes(bytes))
 }
 
 /// The configured limit, or the node's share of the machine's memory.
@@ -298,11 +289,8 @@ fn memory_limit(config: &MetaNodeConfig) -> u64 {
     if config.memory_limit_bytes > 0 {
         return config.memory_limit_bytes;
     }
-    let total = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-        line.split_whitespace().next()?.parse::<u64>().ok()
-    });
-    total.map_or(u64::MAX, |kib| kib.saturating_mul(1024) / MEMORY_SHARE.1 * MEMORY_SHARE.0)
+    let total = telemetry::machine_memory_bytes();
+    total.map_or(u64::MAX, |bytes| bytes / MEMORY_SHARE.1 * MEMORY_SHARE.0)
 }
 
 fn start_raft(node: NodeId, opened: Opened, shell: &mut Shell) -> Result<RaftDriver, NodeError> {

@@ -3,6 +3,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use milpa_host::clock::Instant;
+use milpa_host::jobs;
 use milpa_raft::MultiRaft;
 use milpa_types::{MetaError, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
@@ -56,7 +58,7 @@ impl Shell {
         tokio::task::spawn_local(async move {
             let (written, store) = (definition.clone(), ctx.store.clone());
             ctx.find_addresses(&definition.members).await;
-            let result = tokio::task::spawn_blocking(move || store.define(&written)).await;
+            let result = jobs::run("partitions", move || store.define(&written)).await;
             let result = result.unwrap_or_else(|error| Err(std::io::Error::other(error)));
             ctx.inbox.push(Event::Defined { definition, result, responder });
         });
@@ -83,7 +85,7 @@ impl Shell {
     /// Tells the manager of new partitions once they are durable here: from then on a restart
     /// brings them back. Called after each round of turns.
     pub(crate) fn answer_founded(&mut self, multi: &MultiRaft) {
-        let now = std::time::Instant::now();
+        let now = Instant::now();
         let over = |partition: &PartitionId, responder: &mut Responder| {
             multi.is_durable(*partition) || responder.deadline() <= now
         };
@@ -115,7 +117,7 @@ impl Shell {
         }
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
-            let result = tokio::task::spawn_blocking(move || store.mark_deleted(partition)).await;
+            let result = jobs::run("partitions", move || store.mark_deleted(partition)).await;
             let result = result.unwrap_or_else(|error| Err(std::io::Error::other(error)));
             inbox.push(Event::DeletionNoted { partition, result, responder });
         });
@@ -143,7 +145,7 @@ impl Shell {
         tokio::task::spawn_local(async move {
             tokio::time::sleep(REMOVE_AFTER).await;
             // What cannot be removed now is at the next start: the mark is durable.
-            let _ = tokio::task::spawn_blocking(move || store.remove(partition)).await;
+            let _ = jobs::run("partitions", move || store.remove(partition)).await;
         });
         responder.send(&done());
     }
@@ -167,7 +169,7 @@ impl Shell {
         }
         let led = self.replicas.values().filter(concerned).filter(|replica| replica.leads());
         let led: Vec<PartitionId> = led.map(Replica::id).collect();
-        let wait = responder.deadline().saturating_duration_since(std::time::Instant::now());
+        let wait = responder.deadline().saturating_duration_since(Instant::now());
         let mut answers = Vec::new();
         for partition in led {
             let (part, answer) = Responder::task("set_options", wait);

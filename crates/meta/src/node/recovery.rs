@@ -11,6 +11,7 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use milpa_host::clock::now_ms;
+use milpa_host::jobs;
 use milpa_raft::{GroupStart, MultiRaft, Recovered, SnapshotDescriptor};
 use milpa_types::PartitionId;
 use milpa_wire::meta::CreateMetaPartition;
@@ -39,7 +40,6 @@ pub(crate) struct Loaded {
 /// The disk's, when it cannot even be listed.
 pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
     let partitions = store.partitions()?;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let (next, loaded) = (Mutex::new(partitions.into_iter()), Mutex::new(Vec::new()));
     let work = || {
         loop {
@@ -49,12 +49,7 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
             loaded.lock().unwrap_or_else(PoisonError::into_inner).push(one);
         }
     };
-    std::thread::scope(|scope| {
-        for _ in 1..threads {
-            scope.spawn(work);
-        }
-        work();
-    });
+    jobs::on_all_processors(work);
     let loaded = loaded.into_inner().unwrap_or_else(PoisonError::into_inner);
     loaded.into_iter().collect()
 }

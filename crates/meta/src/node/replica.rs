@@ -4,8 +4,8 @@
 //! when leadership is lost, and built anew from the state by the next leader.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
 
+use milpa_host::clock::Instant;
 use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
 use milpa_types::{MetaError, NodeId, PartitionId, SessionId, VolumeId};
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};

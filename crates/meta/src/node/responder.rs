@@ -1,8 +1,9 @@
 //! Who waits for the answer to a request, and how it is told.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
+use milpa_host::clock::Instant;
 use milpa_host::rpc::Reply;
 use milpa_types::MetaError;
 use milpa_wire::frame::BODY_BYTES_MAX;

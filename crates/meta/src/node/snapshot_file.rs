@@ -14,10 +14,10 @@
 //! the file is written under a temporary name, synced, renamed, and the directory synced
 //! (RELIABILITY.md 4.6).
 
-use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use milpa_host::disk::{File, Open};
 use milpa_raft::SnapshotDescriptor;
 use milpa_wire::frame::crc32c;
 use milpa_wire::meta::CreateMetaPartition;
@@ -80,15 +80,15 @@ pub(crate) fn write(
     header: &FileHeader,
     mut snapshot: Snapshot,
 ) -> Result<u64, SnapshotFileError> {
-    let file = OpenOptions::new().write(true).create(true).truncate(true).open(path);
-    let mut file = BufWriter::new(file.map_err(io_error("create snapshot file"))?);
+    let file = File::open(path, Open::Empty).map_err(io_error("create snapshot file"))?;
+    let mut file = BufWriter::new(file.stream());
     file.write_all(&encode_header(header)).map_err(io_error("write snapshot header"))?;
     while let Some(piece) = snapshot.next_piece(PIECE_BYTES) {
         file.write_all(&piece).map_err(io_error("write snapshot"))?;
     }
     let file = file.into_inner().map_err(|e| io_error("write snapshot")(e.into_error()))?;
-    file.sync_all().map_err(io_error("sync snapshot file"))?;
-    Ok(file.metadata().map_err(io_error("measure snapshot file"))?.len())
+    file.file().sync().map_err(io_error("sync snapshot file"))?;
+    file.file().length().map_err(io_error("measure snapshot file"))
 }
 
 fn encode_header(header: &FileHeader) -> Vec<u8> {
@@ -108,8 +108,8 @@ fn encode_header(header: &FileHeader) -> Vec<u8> {
 ///
 /// [`SnapshotFileError`]: nothing of the file may be used.
 pub(crate) fn read(path: &Path) -> Result<(FileHeader, Partition), SnapshotFileError> {
-    let file = File::open(path).map_err(io_error("open snapshot file"))?;
-    let mut file = BufReader::with_capacity(1 << 20, file);
+    let file = File::open(path, Open::Read).map_err(io_error("open snapshot file"))?;
+    let mut file = BufReader::with_capacity(1 << 20, file.stream());
     let header = read_header(&mut file)?;
     let (partition, inner) = restore(&mut file)?;
     let position = header.descriptor.position;

@@ -6,16 +6,17 @@
 //! partitions/<id>/<index>-<term>.snapshot          numbers of 20 digits, the newest last
 //! partitions/<id>/started                          the replica has taken part: a missing log is a loss
 //! partitions/<id>/deleted                          to be forgotten, also by the log
-//! partitions/<id>/writing.tmp, incoming.tmp        unfinished, deleted at the start
+//! partitions/<id>/*.tmp, *.new                     unfinished, deleted at the start
 //! ```
 //!
-//! Everything is written under a temporary name, synced, renamed, and the directory synced. All
+//! Everything is written under a temporary name, synced, renamed, and the directory synced, as a rename
+//! is durable only when its directory is (RELIABILITY.md 4.6, braft #254). All
 //! methods block; only small ones are called from the node's loop.
 
-use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
+use milpa_host::disk::{self, File, Open};
 use milpa_raft::LogPosition;
 use milpa_types::PartitionId;
 use milpa_wire::frame::crc32c;
@@ -30,9 +31,6 @@ const STARTED: &str = "started";
 const DELETED: &str = "deleted";
 const WRITING: &str = "writing.tmp";
 const INCOMING: &str = "incoming.tmp";
-
-/// Largest definition in bytes: a few hundred are usual.
-const DEFINITION_BYTES_MAX: u64 = 1 << 20;
 
 /// The directory of all partitions.
 #[derive(Clone, Debug)]
@@ -60,8 +58,8 @@ impl SnapshotStore {
     ///
     /// The disk's.
     pub(crate) fn open(directory: PathBuf) -> io::Result<SnapshotStore> {
-        fs::create_dir_all(&directory)?;
-        sync_directory(directory.parent().unwrap_or(&directory))?;
+        disk::create_directory(&directory)?;
+        disk::sync_directory(directory.parent().unwrap_or(&directory))?;
         Ok(SnapshotStore { directory })
     }
 
@@ -71,11 +69,9 @@ impl SnapshotStore {
     ///
     /// The disk's.
     pub(crate) fn partitions(&self) -> io::Result<Vec<PartitionId>> {
-        let mut found = Vec::new();
-        for entry in fs::read_dir(&self.directory)? {
-            let id = entry?.file_name().to_str().and_then(|name| name.parse().ok());
-            found.extend(id.map(PartitionId));
-        }
+        let names = disk::list(&self.directory)?;
+        let ids = names.iter().filter_map(|name| name.parse().ok());
+        let mut found: Vec<_> = ids.map(PartitionId).collect();
         found.sort_unstable();
         Ok(found)
     }
@@ -88,12 +84,9 @@ impl SnapshotStore {
     pub(crate) fn inspect(&self, partition: PartitionId) -> io::Result<Stored> {
         let directory = self.of(partition);
         let mut stored = Stored::default();
-        for entry in fs::read_dir(&directory)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let name = name.to_string_lossy();
-            if name.ends_with(".tmp") {
-                fs::remove_file(entry.path())?;
+        for name in disk::list(&directory)? {
+            if name.ends_with(".tmp") || name.ends_with(".new") {
+                disk::remove(&directory.join(&name))?;
             }
             stored.snapshots.extend(parse_snapshot_name(&name));
             stored.started |= name == STARTED;
@@ -111,16 +104,11 @@ impl SnapshotStore {
     /// The disk's: the partition must not be used.
     pub(crate) fn define(&self, definition: &CreateMetaPartition) -> io::Result<()> {
         let directory = self.of(definition.partition);
-        fs::create_dir_all(&directory)?;
-        sync_directory(&self.directory)?;
+        disk::create_directory(&directory)?;
+        disk::sync_directory(&self.directory)?;
         let body = milpa_wire::encode(definition);
-        let temporary = directory.join("definition.tmp");
-        let mut file = File::create(&temporary)?;
-        file.write_all(&crc32c(&body).to_le_bytes())?;
-        file.write_all(&body)?;
-        file.sync_all()?;
-        fs::rename(&temporary, directory.join(DEFINITION))?;
-        sync_directory(&directory)
+        let bytes = [crc32c(&body).to_le_bytes().as_slice(), &body].concat();
+        disk::replace(&directory.join(DEFINITION), &bytes)
     }
 
     /// Notes durably that the replica takes part in its group.
@@ -144,8 +132,8 @@ impl SnapshotStore {
 
     fn mark(&self, partition: PartitionId, name: &str) -> io::Result<()> {
         let directory = self.of(partition);
-        File::create(directory.join(name))?.sync_all()?;
-        sync_directory(&directory)
+        File::open(&directory.join(name), Open::Empty)?.sync()?;
+        disk::sync_directory(&directory)
     }
 
     /// Deletes everything of a partition. Missing is fine.
@@ -154,9 +142,9 @@ impl SnapshotStore {
     ///
     /// The disk's.
     pub(crate) fn remove(&self, partition: PartitionId) -> io::Result<()> {
-        match fs::remove_dir_all(self.of(partition)) {
+        match disk::remove_tree(&self.of(partition)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync_directory(&self.directory),
+            _ => disk::sync_directory(&self.directory),
         }
     }
 
@@ -183,8 +171,8 @@ impl SnapshotStore {
         position: LogPosition,
         from: &Path,
     ) -> io::Result<()> {
-        fs::rename(from, self.path(partition, position))?;
-        sync_directory(&self.of(partition))
+        disk::rename(from, &self.path(partition, position))?;
+        disk::sync_directory(&self.of(partition))
     }
 
     /// Reads and verifies a snapshot.
@@ -221,11 +209,12 @@ impl SnapshotStore {
         let Some(position) = stored.into_iter().find(|position| position.index == index) else {
             return Ok(None);
         };
-        let mut file = File::open(self.path(partition, position))?;
-        let total = file.metadata()?.len();
-        file.seek(SeekFrom::Start(offset.min(total)))?;
-        let mut piece = Vec::new();
-        file.take(bytes_max as u64).read_to_end(&mut piece)?;
+        let file = File::open(&self.path(partition, position), Open::Read)?;
+        let total = file.length()?;
+        let left = usize::try_from(total.saturating_sub(offset)).unwrap_or(usize::MAX);
+        let mut piece = vec![0; left.min(bytes_max)];
+        let count = file.read_at(&mut piece, offset)?;
+        piece.truncate(count);
         Ok(Some((piece, total)))
     }
 
@@ -240,8 +229,8 @@ impl SnapshotStore {
         position: LogPosition,
     ) -> io::Result<()> {
         let path = self.path(partition, position);
-        fs::rename(&path, path.with_extension("damaged"))?;
-        sync_directory(&self.of(partition))
+        disk::rename(&path, &path.with_extension("damaged"))?;
+        disk::sync_directory(&self.of(partition))
     }
 
     /// Deletes all snapshots but the newest `keep`.
@@ -253,17 +242,14 @@ impl SnapshotStore {
         let mut positions = self.inspect_names(partition)?;
         positions.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
         for position in positions.into_iter().skip(keep) {
-            fs::remove_file(self.path(partition, position))?;
+            disk::remove(&self.path(partition, position))?;
         }
         Ok(())
     }
 
     fn inspect_names(&self, partition: PartitionId) -> io::Result<Vec<LogPosition>> {
-        let mut positions = Vec::new();
-        for entry in fs::read_dir(self.of(partition))? {
-            positions.extend(parse_snapshot_name(&entry?.file_name().to_string_lossy()));
-        }
-        Ok(positions)
+        let names = disk::list(&self.of(partition))?;
+        Ok(names.iter().filter_map(|name| parse_snapshot_name(name)).collect())
     }
 
     fn of(&self, partition: PartitionId) -> PathBuf {
@@ -282,9 +268,8 @@ fn parse_snapshot_name(name: &str) -> Option<LogPosition> {
 }
 
 fn read_definition(path: &Path) -> io::Result<Option<CreateMetaPartition>> {
-    let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(DEFINITION_BYTES_MAX).read_to_end(&mut bytes)?,
+    let bytes = match disk::read(path) {
+        Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -293,13 +278,10 @@ fn read_definition(path: &Path) -> io::Result<Option<CreateMetaPartition>> {
     Ok(if whole { milpa_wire::decode(body).ok() } else { None })
 }
 
-/// A rename is durable only when its directory is (RELIABILITY.md 4.6, braft #254).
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
     use milpa_types::{MetaSlot, NodeId, VolumeId, VolumeOptions};
 

@@ -4,14 +4,14 @@
 //! The log is then dropped up to the snapshot *before* the new one: if the new file rots, the node
 //! still starts from its predecessor and the log.
 
-use std::fs::File;
-use std::io::Write;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::now_ms;
+use milpa_host::disk::{File, Open};
+use milpa_host::jobs;
 use milpa_raft::{InstallSnapshot, LogPosition, MultiRaft, SnapshotDescriptor};
 use milpa_types::{MetaError, NodeId, PartitionId, Role};
 use milpa_wire::meta::{MetaAnswer, MetaReply, MetaRequest};
@@ -84,7 +84,7 @@ impl Shell {
         tokio::task::spawn_local(async move {
             let descriptor = header.descriptor.clone();
             let job = move || write(&store, &header, snapshot);
-            let written = tokio::task::spawn_blocking(job).await.unwrap_or(false);
+            let written = jobs::run("snapshot", job).await.unwrap_or(false);
             let written = written.then_some(descriptor);
             inbox.push(Event::SnapshotWritten { partition, written });
         });
@@ -128,7 +128,7 @@ impl Shell {
         let store = self.ctx.store.clone();
         tokio::task::spawn_local(async move {
             let read = move || store.read_piece(partition, index, offset, PIECE_BYTES);
-            match tokio::task::spawn_blocking(read).await {
+            match jobs::run("snapshot", read).await {
                 Ok(Ok(Some((piece, total)))) => {
                     let answer = Ok(MetaAnswer::SnapshotPiece { total });
                     responder.send_with(&answer, piece.into());
@@ -239,21 +239,22 @@ async fn fetch_and_read(
     fetch(ctx, install, path.clone()).await?;
     let (store, expected) = (ctx.store.clone(), install.snapshot.clone());
     let read = move || check_and_publish(&store, partition, position, &path, &expected);
-    tokio::task::spawn_blocking(read).await.map_err(|error| error.to_string())?
+    jobs::run("snapshot", read).await.map_err(|error| error.to_string())?
 }
 
 async fn fetch(ctx: &Context, install: &InstallSnapshot, path: PathBuf) -> Result<(), String> {
-    let mut file = on_thread(move || File::create(path)).await?;
+    let file = on_thread(move || File::open(&path, Open::Empty)).await?;
     let mut offset = 0;
     loop {
         let (piece, total) = fetch_piece(ctx, install, offset).await?;
         if piece.is_empty() || offset + piece.len() as u64 > total {
             return Err(format!("a piece at {offset} of {total} bytes has {}", piece.len()));
         }
-        offset += piece.len() as u64;
-        file = on_thread(move || file.write_all(&piece).map(|()| file)).await?;
+        let (end, out) = (offset + piece.len() as u64, file.clone());
+        on_thread(move || out.write_at(&piece, offset)).await?;
+        offset = end;
         if offset == total {
-            return on_thread(move || file.sync_all()).await;
+            return on_thread(move || file.sync()).await;
         }
     }
 }
@@ -315,6 +316,6 @@ fn check_and_publish(
 async fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, String> {
-    let done = tokio::task::spawn_blocking(work).await.map_err(|error| error.to_string())?;
+    let done = jobs::run("snapshot", work).await.map_err(|error| error.to_string())?;
     done.map_err(|error| error.to_string())
 }

@@ -1,8 +1,9 @@
 //! What happens by the clock: deadlines, lease timers, retries, reports.
 
 use std::rc::Rc;
-use std::time::Instant;
 
+use milpa_host::clock::Instant;
+use milpa_host::jobs;
 use milpa_host::telemetry::memory_bytes;
 use milpa_raft::MultiRaft;
 use milpa_types::PartitionId;
@@ -101,7 +102,7 @@ impl Shell {
             if !replica.started && replica.applied != FOUNDED {
                 replica.started = true;
                 let (store, partition) = (self.ctx.store.clone(), *partition);
-                tokio::task::spawn_blocking(move || {
+                jobs::run("partitions", move || {
                     if let Err(error) = store.mark_started(partition) {
                         tracing::warn!(%partition, %error, "cannot note that a replica started");
                     }

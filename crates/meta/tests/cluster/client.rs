@@ -38,10 +38,8 @@ impl Client {
         identity.set_volume(VOLUME);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-        let mut drawn = [0; 16];
-        getrandom::fill(&mut drawn).unwrap();
         Client {
-            session: SessionId(u128::from_le_bytes(drawn)),
+            session: SessionId(milpa_host::entropy::u128().unwrap()),
             pool: Pool::new(Arc::new(identity)),
             runtime: runtime.unwrap(),
             nodes: cluster.nodes.iter().map(|node| node.id).collect(),

@@ -16,7 +16,6 @@ use milpa_types::{
 use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use milpa_wire::meta::{CreateMetaPartition, MetaReply, MetaRequest};
-use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use super::{CLUSTER, VOLUME};
@@ -30,7 +29,7 @@ fn serve_on_thread(
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio::task::LocalSet::new().block_on(&runtime, async move {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let listener = milpa_host::net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
             bound.send(listener.local_addr().unwrap()).unwrap();
             serve(listener, identity, service()).await.unwrap();
         });

@@ -1,10 +1,10 @@
 //! The same on files of the operating system.
 
-use super::super::files::SystemFiles;
+use super::super::files::DiskFiles;
 use super::*;
 
 fn open(directory: &Path) -> ExtentStore {
-    let disk = StoreDisk::new(Arc::new(SystemFiles), StoreLimits::default());
+    let disk = StoreDisk::new(Arc::new(DiskFiles), StoreLimits::default());
     let (store, report) = ExtentStore::open(&disk, directory, PARTITION).unwrap();
     assert!(report.extents.iter().all(|extent| extent.damaged.is_empty()), "{report:?}");
     store
@@ -65,7 +65,7 @@ fn freeing_really_gives_blocks_back() {
 fn descriptors_are_bounded() {
     let directory = tempfile::tempdir().unwrap();
     let limits = StoreLimits { files_max: 4, chunks_max: 2 };
-    let disk = StoreDisk::new(Arc::new(SystemFiles), limits);
+    let disk = StoreDisk::new(Arc::new(DiskFiles), limits);
     let (store, _) = ExtentStore::open(&disk, directory.path(), PARTITION).unwrap();
     let descriptors = || {
         let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();

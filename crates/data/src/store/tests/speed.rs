@@ -4,7 +4,7 @@
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use super::super::files::SystemFiles;
+use super::super::files::DiskFiles;
 use super::*;
 
 const TOTAL: usize = 256 << 20;
@@ -34,7 +34,7 @@ fn speed_of_appends_and_reads() {
                 }
             });
             std::fs::remove_file(path).unwrap();
-            let disk = StoreDisk::new(Arc::new(SystemFiles), StoreLimits::default());
+            let disk = StoreDisk::new(Arc::new(DiskFiles), StoreLimits::default());
             let path = directory.path().join(format!("store-{piece}-{round}"));
             let (store, _) = ExtentStore::open(&disk, &path, PARTITION).unwrap();
             store.create_extent(new_extent(LARGE)).unwrap();

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::time::Instant;
 
 use axum::extract::{Path, State};
 use axum::http::header::{AUTHORIZATION, LOCATION, RETRY_AFTER as RETRY_AFTER_HEADER};
@@ -14,6 +13,7 @@ use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get};
 use axum::{Json, Router};
+use milpa_host::clock::Instant;
 use milpa_host::keys::Key;
 use milpa_host::telemetry;
 use milpa_types::ManagerError;

@@ -1,0 +1,391 @@
+//! Files and directories: the operating system's, or the simulation's.
+//!
+//! One low-level port for everything that a node keeps: extents, logs, snapshots, checkpoints,
+//! identities. So one simulated disk, with one model of what a power cut takes, stands under all
+//! of them. Paths are those of the node's settings.
+//!
+//! On the real side each call is one system call (pread, pwrite, fdatasync, …), so that a
+//! tracer can count and fail them one by one ([`system`]).
+//!
+//! # What a caller must assume of the medium
+//!
+//! What was written and not synced may be there after a power cut, in parts, or not at all. A new name,
+//! a rename or a removal counts only after [`sync_directory`]. A failed sync says nothing about what
+//! is on the medium, and must not be repeated in hope.
+
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::world;
+
+mod system;
+
+/// How a file is opened: for reading and writing, but for `Read`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// It must exist, and is only read.
+    Read,
+    /// It must exist.
+    Existing,
+    /// It must not exist.
+    New,
+    /// It must not exist, and nobody but its owner shall read it.
+    Private,
+    /// Made if need be, and emptied.
+    Empty,
+}
+
+/// What is known of a file or directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Bytes up to its end.
+    pub length: u64,
+    /// Bytes that it takes on the medium.
+    pub allocated: u64,
+    /// The device: files with the same one fail together.
+    pub device: u64,
+}
+
+/// Room on a file system in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// All of it.
+    pub total: u64,
+    /// What an unprivileged process can still use.
+    pub free: u64,
+    /// What is in use.
+    pub used: u64,
+}
+
+/// The disks of a simulated machine. The errors are those of the system calls that the functions of
+/// this module name.
+#[allow(missing_docs, clippy::missing_errors_doc)]
+pub trait Disk {
+    fn open(&self, path: &Path, how: Open) -> io::Result<Arc<dyn SimulatedFile>>;
+    fn remove(&self, path: &Path) -> io::Result<()>;
+    fn remove_tree(&self, path: &Path) -> io::Result<()>;
+    fn rename(&self, source: &Path, target: &Path) -> io::Result<()>;
+    fn create_directory(&self, path: &Path) -> io::Result<()>;
+    fn list(&self, directory: &Path) -> io::Result<Vec<String>>;
+    fn sync_directory(&self, directory: &Path) -> io::Result<()>;
+    fn status(&self, path: &Path) -> io::Result<Status>;
+    fn space(&self, path: &Path) -> io::Result<Space>;
+    fn lock(&self, path: &Path) -> io::Result<Box<dyn Held>>;
+}
+
+/// An open file of a simulated machine. One that outlives its machine's power fails every call.
+#[allow(missing_docs, clippy::missing_errors_doc)]
+pub trait SimulatedFile: std::fmt::Debug + Send + Sync {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+    fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    fn sync(&self) -> io::Result<()>;
+    fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
+    fn truncate(&self, length: u64) -> io::Result<()>;
+    fn status(&self) -> io::Result<Status>;
+}
+
+/// A lock that is held until it is dropped, or its machine loses power.
+pub trait Held: std::fmt::Debug + Send + Sync {}
+
+/// An open file. All calls are positioned and may run in parallel.
+#[derive(Clone, Debug)]
+pub struct File(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    System(Arc<std::fs::File>),
+    Simulated(Arc<dyn SimulatedFile>),
+}
+
+impl File {
+    /// Opens a file. The names of new ones are durable after [`sync_directory`].
+    ///
+    /// # Errors
+    ///
+    /// As open(2): `NotFound` and `AlreadyExists` as [`Open`] says.
+    pub fn open(path: &Path, how: Open) -> io::Result<File> {
+        Ok(File(match world::current() {
+            Some(world) => Kind::Simulated(world.disk().open(path, how)?),
+            None => Kind::System(Arc::new(system::open(path, how)?)),
+        }))
+    }
+
+    /// Reads until `buffer` is full or the file ends; gives how many bytes there were.
+    ///
+    /// # Errors
+    ///
+    /// As pread(2).
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.0 {
+            Kind::System(file) => system::read_at(file, buffer, offset),
+            Kind::Simulated(file) => file.read_at(buffer, offset),
+        }
+    }
+
+    /// Writes all of `bytes`, growing the file if need be.
+    ///
+    /// # Errors
+    ///
+    /// As pwrite(2); a part may then have been written.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match &self.0 {
+            Kind::System(file) => system::write_at(file, bytes, offset),
+            Kind::Simulated(file) => file.write_at(bytes, offset),
+        }
+    }
+
+    /// Makes everything written so far durable, with the metadata needed to read it.
+    ///
+    /// # Errors
+    ///
+    /// As fdatasync(2). Not to be called again after one.
+    pub fn sync(&self) -> io::Result<()> {
+        match &self.0 {
+            Kind::System(file) => file.sync_data(),
+            Kind::Simulated(file) => file.sync(),
+        }
+    }
+
+    /// Turns a range into a hole that reads as zeros, and gives its blocks back. The length stays.
+    ///
+    /// # Errors
+    ///
+    /// As fallocate(2).
+    pub fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
+        match &self.0 {
+            Kind::System(file) => system::punch(file, offset, length),
+            Kind::Simulated(file) => file.punch(offset, length),
+        }
+    }
+
+    /// Sets the length; what is added reads as zeros.
+    ///
+    /// # Errors
+    ///
+    /// As ftruncate(2).
+    pub fn truncate(&self, length: u64) -> io::Result<()> {
+        match &self.0 {
+            Kind::System(file) => file.set_len(length),
+            Kind::Simulated(file) => file.truncate(length),
+        }
+    }
+
+    /// What is known of it.
+    ///
+    /// # Errors
+    ///
+    /// As fstat(2).
+    pub fn status(&self) -> io::Result<Status> {
+        match &self.0 {
+            Kind::System(file) => Ok(system::status(&file.metadata()?)),
+            Kind::Simulated(file) => file.status(),
+        }
+    }
+
+    /// Its length in bytes.
+    ///
+    /// # Errors
+    ///
+    /// As fstat(2).
+    pub fn length(&self) -> io::Result<u64> {
+        self.status().map(|status| status.length)
+    }
+
+    /// Reads or writes it from its start, one call after the other.
+    #[must_use]
+    pub fn stream(self) -> FileStream {
+        FileStream { file: self, position: 0 }
+    }
+}
+
+/// A file with a position. Unbuffered.
+#[derive(Debug)]
+pub struct FileStream {
+    file: File,
+    position: u64,
+}
+
+impl FileStream {
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+}
+
+impl Read for FileStream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.position)?;
+        self.position += count as u64;
+        Ok(count)
+    }
+}
+
+impl Write for FileStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_at(bytes, self.position)?;
+        self.position += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The lock of a directory: one process at a time, until it is dropped or the process dies.
+#[derive(Debug)]
+pub struct Lock {
+    _kind: LockKind,
+}
+
+#[derive(Debug)]
+#[allow(dead_code)] // Held, not used.
+enum LockKind {
+    System(std::fs::File),
+    Simulated(Box<dyn Held>),
+}
+
+/// Takes the exclusive lock of a lock file, which is made if need be.
+///
+/// # Errors
+///
+/// `WouldBlock` when another process has it; else as open(2) and flock(2).
+pub fn lock(path: &Path) -> io::Result<Lock> {
+    let kind = match world::current() {
+        Some(world) => LockKind::Simulated(world.disk().lock(path)?),
+        None => LockKind::System(system::lock(path)?),
+    };
+    Ok(Lock { _kind: kind })
+}
+
+/// Unlinks a file.
+///
+/// # Errors
+///
+/// As unlink(2).
+pub fn remove(path: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().remove(path),
+        None => system::remove(path),
+    }
+}
+
+/// Removes a directory and all that is in it.
+///
+/// # Errors
+///
+/// As unlink(2) and rmdir(2); a part may then be gone.
+pub fn remove_tree(path: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().remove_tree(path),
+        None => system::remove_tree(path),
+    }
+}
+
+/// Renames a file over another, atomically.
+///
+/// # Errors
+///
+/// As rename(2).
+pub fn rename(source: &Path, target: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().rename(source, target),
+        None => system::rename(source, target),
+    }
+}
+
+/// Creates a directory and its parents; an existing one is fine.
+///
+/// # Errors
+///
+/// As mkdir(2).
+pub fn create_directory(path: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().create_directory(path),
+        None => system::create_directory(path),
+    }
+}
+
+/// The names in a directory, in order. Those that are not UTF-8 are none of ours and left out.
+///
+/// # Errors
+///
+/// As readdir(3).
+pub fn list(directory: &Path) -> io::Result<Vec<String>> {
+    let mut names = match world::current() {
+        Some(world) => world.disk().list(directory)?,
+        None => system::list(directory)?,
+    };
+    names.sort_unstable();
+    Ok(names)
+}
+
+/// Makes creations, removals and renames in a directory durable.
+///
+/// # Errors
+///
+/// As fsync(2).
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().sync_directory(directory),
+        None => system::sync_directory(directory),
+    }
+}
+
+/// What is known of a file or directory.
+///
+/// # Errors
+///
+/// As stat(2).
+pub fn status(path: &Path) -> io::Result<Status> {
+    match world::current() {
+        Some(world) => world.disk().status(path),
+        None => system::status_of(path),
+    }
+}
+
+/// Room on the file system that holds `path`.
+///
+/// # Errors
+///
+/// As statvfs(3).
+pub fn space(path: &Path) -> io::Result<Space> {
+    match world::current() {
+        Some(world) => world.disk().space(path),
+        None => system::space(path),
+    }
+}
+
+/// Reads a whole file. For small ones.
+///
+/// # Errors
+///
+/// As open(2) and pread(2).
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let file = File::open(path, Open::Read)?;
+    let length = usize::try_from(file.length()?).map_err(io::Error::other)?;
+    let mut bytes = vec![0; length];
+    let count = file.read_at(&mut bytes, 0)?;
+    bytes.truncate(count);
+    Ok(bytes)
+}
+
+/// Replaces a file so that after a power cut either the old or the new one is there: written beside,
+/// flushed, renamed, the directory flushed.
+///
+/// # Errors
+///
+/// Those of the calls named; the old file may then still be there or not.
+pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let beside = path.with_extension("new");
+    let file = File::open(&beside, Open::Empty)?;
+    file.write_at(bytes, 0)?;
+    file.sync()?;
+    rename(&beside, path)?;
+    sync_directory(path.parent().unwrap_or(path))
+}
+
+#[cfg(test)]
+mod tests;
