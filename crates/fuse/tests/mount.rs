@@ -2,6 +2,9 @@
 //!
 //! Needs root and /dev/fuse and says so when they are missing: a suite that skips proves nothing.
 //! Every mount is a [`Session`] in a [`Mounted`], whose drop unmounts also when a test fails.
+
+// A test, on the real thing (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(unsafe_code)]
 // Helpers outside of #[test] functions panic as well: that is how a test fails.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

@@ -1,5 +1,8 @@
 //! Three nodes with real files, real threads and the loop of the crate's documentation, joined by
 //! channels instead of sockets.
+
+// A test, on the real thing (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;

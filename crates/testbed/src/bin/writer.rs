@@ -1,5 +1,8 @@
 //! `milpa-writer DIR`: the load of the crash tests (`milpa_testbed::load`).
 
+// Around the nodes, not in them: the real thing (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+
 use std::path::PathBuf;
 use std::process::ExitCode;
 
