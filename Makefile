@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all crash bench bench-million bench-directory demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all crash bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ bench-million: release ## a million inodes: memory for each, restart of each met
 
 bench-directory: release ## 100,000 files in one directory: ls and the mount's memory
 	target/release/milpa-bench directory
+
+bench-recovery: release ## a data node lost: files/s until redundant again (FILES=500000 for the long form)
+	target/release/milpa-bench recovery --files $${FILES:-50000}
 
 install: release ## milpa and mount.milpa
 	install -D -m 755 target/release/milpa $(DESTDIR)$(PREFIX)/bin/milpa

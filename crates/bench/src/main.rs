@@ -10,6 +10,7 @@ mod cpu;
 mod million;
 mod names;
 mod patterns;
+mod recovery;
 mod worker;
 
 use std::path::{Path, PathBuf};
@@ -54,6 +55,12 @@ enum Command {
         #[arg(long, default_value_t = 100_000)]
         files: u64,
     },
+    /// A data node lost for good: how soon its replicas are made again, and what clients notice
+    Recovery {
+        /// How many files of 4 KiB
+        #[arg(long, default_value_t = 50_000)]
+        files: u64,
+    },
     /// One process of a phase (the others start this)
     #[command(hide = true)]
     Worker {
@@ -69,6 +76,7 @@ fn main() -> ExitCode {
         Command::Compare { names, mib, plain } => compare(names, mib, plain.as_deref()),
         Command::Million { files } => million::run(files),
         Command::Directory { files } => million::directory(files),
+        Command::Recovery { files } => recovery::run(files),
         Command::Worker { directory, count } => worker::run(&directory, count),
     };
     match result {

@@ -118,7 +118,7 @@ async fn create(client: &Client, parent: InodeId, count: u64, creation: Creation
     Ok(())
 }
 
-fn finish<E: std::fmt::Display>(
+pub(crate) fn finish<E: std::fmt::Display>(
     joined: Option<Result<Result<(), E>, tokio::task::JoinError>>,
 ) -> Outcome {
     match joined {
@@ -128,11 +128,11 @@ fn finish<E: std::fmt::Display>(
     }
 }
 
-fn name(text: &str) -> Outcome<Name> {
+pub(crate) fn name(text: &str) -> Outcome<Name> {
     Name::new(text.as_bytes()).map_err(|e| e.to_string())
 }
 
-async fn connect(bed: &Testbed) -> Outcome<Client> {
+pub(crate) async fn connect(bed: &Testbed) -> Outcome<Client> {
     let key = bed.milpa(&["volume", "key", "default"])?;
     let key = Key::from_hex(&key).map_err(|e| e.to_string())?;
     let managers = bed.processes().iter().filter(|process| process.role == "manager");

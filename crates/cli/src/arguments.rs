@@ -59,9 +59,15 @@ In /etc/fstab (after `make install`):
     /// Create, list, change and delete volumes
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Look at the servers
+    /// Look at the servers, empty or remove one
     #[command(subcommand)]
     Node(NodeCommand),
+    /// Empty a disk of a data node
+    #[command(subcommand)]
+    Disk(DiskCommand),
+    /// What is being repaired and moved
+    #[command(subcommand)]
+    Task(TaskCommand),
     /// Look at the partitions
     #[command(subcommand)]
     Partition(PartitionCommand),
@@ -116,6 +122,8 @@ impl Command {
             Command::Status
                 | Command::Volume(_)
                 | Command::Node(_)
+                | Command::Disk(_)
+                | Command::Task(_)
                 | Command::Partition(_)
                 | Command::Info { .. }
                 | Command::Config { .. }
@@ -147,6 +155,9 @@ pub struct Up {
     /// Number of data nodes [default: 3]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(3..=64))]
     pub nodes: Option<u16>,
+    /// Number of meta nodes [default: 3]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(3..=64))]
+    pub meta_nodes: Option<u16>,
 }
 
 /// `milpa down`.
@@ -294,6 +305,46 @@ pub enum DurabilityArgument {
 #[derive(Debug, Subcommand)]
 pub enum NodeCommand {
     /// List all meta and data nodes with their disks
+    List,
+    /// Move everything off a node, which stays in service until it is empty
+    #[command(after_help = "Example: milpa node drain 105, then watch: milpa task list")]
+    Drain {
+        /// Its id, as `milpa node list` shows it
+        node: u32,
+        /// Take the node back into service instead
+        #[arg(long)]
+        undo: bool,
+    },
+    /// Forget a node: one that is empty, or one that has stopped and will not come back
+    Remove {
+        /// Its id, as `milpa node list` shows it
+        node: u32,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
+    },
+}
+
+/// `milpa disk …`.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Move everything off a disk, which stays in service until it is empty
+    #[command(after_help = "Example: milpa disk drain 105 2, then watch: milpa task list")]
+    Drain {
+        /// The node's id, as `milpa node list` shows it
+        node: u32,
+        /// The disk's id on that node
+        disk: u32,
+        /// Take the disk back into service instead
+        #[arg(long)]
+        undo: bool,
+    },
+}
+
+/// `milpa task …`.
+#[derive(Debug, Subcommand)]
+pub enum TaskCommand {
+    /// List replicas being made, and nodes and disks being emptied
     List,
 }
 

@@ -50,6 +50,8 @@ fn run() -> Outcome {
         Command::Umount(umount) => command::mount::umount(&umount),
         Command::Volume(volume) => command::volume::run(&Cluster::find(given)?, volume, json),
         Command::Node(node) => command::node::run(&Cluster::find(given)?, &node, json),
+        Command::Disk(disk) => command::node::run_disk(&Cluster::find(given)?, &disk, json),
+        Command::Task(task) => command::task::run(&Cluster::find(given)?, &task, json),
         Command::Partition(partition) => {
             command::partition::run(&Cluster::find(given)?, partition, json)
         }

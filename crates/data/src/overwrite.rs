@@ -176,7 +176,8 @@ mod tests {
         let entry = encode_entry(&head, b"bytes");
         assert_eq!(decode_entry(&entry), Some((head, Bytes::from_static(b"bytes"))));
         let members = vec![NodeId(1), NodeId(2)];
-        let configuration = Configuration { epoch: Epoch(2), members, primary: NodeId(2) };
+        let configuration =
+            Configuration { epoch: Epoch(2), members, primary: NodeId(2), learners: Vec::new() };
         let entry = encode_entry(&EntryHead::Configure(configuration.clone()), b"");
         let decoded = decode_entry(&entry);
         assert_eq!(decoded, Some((EntryHead::Configure(configuration), Bytes::new())));

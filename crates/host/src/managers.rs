@@ -160,7 +160,10 @@ fn try_wait(request: &ManagerRequest) -> Duration {
 fn may_be_repeated(request: &ManagerRequest) -> bool {
     use ManagerRequest as R;
     match request {
-        R::CreateVolume { .. } | R::DeleteVolume { .. } | R::GrowVolume { .. } => false,
+        R::CreateVolume { .. }
+        | R::DeleteVolume { .. }
+        | R::GrowVolume { .. }
+        | R::RemoveNode { .. } => false,
         R::Register(_)
         | R::Heartbeat(_)
         | R::GetVolume { .. }
@@ -172,6 +175,10 @@ fn may_be_repeated(request: &ManagerRequest) -> bool {
         | R::Status
         | R::GetNodes
         | R::GetVolumeKey { .. }
-        | R::FetchSnapshot { .. } => true,
+        | R::FetchSnapshot { .. }
+        | R::DrainNode { .. }
+        | R::DrainDisk { .. }
+        | R::ListTasks
+        | R::Leave { .. } => true,
     }
 }

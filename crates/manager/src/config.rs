@@ -72,6 +72,20 @@ pub struct Policy {
     /// it. The promise is "within 3 s" (RELIABILITY.md 4.3), so 2 s leaves one for the change of
     /// configuration. 500 to 600,000.
     pub silence_period_ms: u64,
+    /// A node that sends no heartbeat for this long is dead: its replicas are made again on other
+    /// nodes. Long enough for a restart of its machine, as each repair copies all that it held. A
+    /// removed node and a failed disk are repaired at once. Above `silence_period_ms`, at most
+    /// 2,592,000,000 (30 days).
+    pub dead_after_ms: u64,
+    /// Replicas that may be made at the same time in the whole cluster. 1 to 4,096.
+    pub repairs_max: u32,
+    /// Replicas that one node may be making at the same time. 1 to 256.
+    pub repairs_per_node_max: u32,
+    /// A replica that is not made by then is given up, and made elsewhere. 60,000 to 2,592,000,000.
+    pub repair_deadline_ms: u64,
+    /// Whether primaries and leaders move to nodes that have fewer of them, one after the other,
+    /// while nothing is being repaired.
+    pub balances: bool,
     /// How often the planners run. 20 to 5,000.
     pub pass_interval_ms: u64,
     /// How long a node may take for one step. What it misses is tried again by a later pass.
@@ -120,6 +134,11 @@ impl Default for Policy {
     fn default() -> Policy {
         Policy {
             silence_period_ms: 2_000,
+            dead_after_ms: 300_000,
+            repairs_max: 64,
+            repairs_per_node_max: 4,
+            repair_deadline_ms: 86_400_000,
+            balances: true,
             pass_interval_ms: 200,
             task_deadline_ms: 2_000,
             tasks_in_flight_max: 128,
@@ -236,8 +255,12 @@ impl ManagerConfig {
 
 impl Policy {
     fn check(&self, problems: &mut Vec<String>) {
-        let rows: [(&str, u64, u64, u64); 15] = [
+        let rows: [(&str, u64, u64, u64); 19] = [
             ("silence_period_ms", self.silence_period_ms, 500, 600_000),
+            ("dead_after_ms", self.dead_after_ms, 1_000, 2_592_000_000),
+            ("repairs_max", self.repairs_max.into(), 1, 4096),
+            ("repairs_per_node_max", self.repairs_per_node_max.into(), 1, 256),
+            ("repair_deadline_ms", self.repair_deadline_ms, 60_000, 2_592_000_000),
             ("pass_interval_ms", self.pass_interval_ms, 20, 5_000),
             ("task_deadline_ms", self.task_deadline_ms, 100, 60_000),
             ("tasks_in_flight_max", self.tasks_in_flight_max.into(), 1, 4096),
@@ -266,6 +289,12 @@ impl Policy {
             problems.push(format!(
                 "policy.full_percent: value is {}, allowed above nearly_full_percent ({})",
                 self.full_percent, self.nearly_full_percent
+            ));
+        }
+        if self.dead_after_ms <= self.silence_period_ms {
+            problems.push(format!(
+                "policy.dead_after_ms: value is {}, allowed above silence_period_ms ({})",
+                self.dead_after_ms, self.silence_period_ms
             ));
         }
         if self.silence_period_ms < self.pass_interval_ms.saturating_mul(2) {
@@ -324,6 +353,7 @@ mod tests {
         check(|c| c.checkpoint.interval_ms = 1, "checkpoint.interval_ms");
         check(|c| c.policy.silence_period_ms = 1, "policy.silence_period_ms");
         check(|c| c.policy.meta_replicas = 4, "policy.meta_replicas: value is 4, allowed 3, 5, 7");
+        check(|c| c.policy.dead_after_ms = 2_000, "policy.dead_after_ms: value is 2000, allowed");
         check(|c| c.policy.full_percent = 80, "policy.full_percent: value is 80, allowed above");
     }
 

@@ -55,6 +55,11 @@ impl Loads {
         self.nodes.insert(node, NodeLoad { heard_ms: now_ms, ..NodeLoad::default() });
     }
 
+    /// A node said that it leaves: it is not heard until it comes back.
+    pub fn leave(&mut self, node: NodeId) {
+        self.nodes.remove(&node);
+    }
+
     /// A heartbeat of a node that the state knows.
     pub fn hear(&mut self, heartbeat: Heartbeat, now_ms: u64) {
         let before = self.nodes.get(&heartbeat.node).and_then(|load| load.reporting_since_ms);
@@ -105,7 +110,7 @@ impl Loads {
         record: &'a MetaRecord,
     ) -> impl Iterator<Item = (NodeId, &'a MetaPartitionReport)> {
         let report = |id: &NodeId| Some((*id, self.report(*id)?.meta.get(&record.id)?));
-        record.members.iter().filter_map(report)
+        record.members.iter().chain(&record.joining).filter_map(report)
     }
 
     /// Reports of a data partition's replicas, members or not.

@@ -4,13 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use milpa_types::{
-    ClusterId, DataPartition, MetaPartition, Node, NodeId, NodeState, Role, VolumeId, VolumeView,
+    ClusterId, DataPartition, MetaPartition, Node, NodeId, Role, VolumeId, VolumeView,
 };
-use milpa_wire::manager::{ClusterStatus, VolumeSummary};
+use milpa_wire::manager::{ClusterStatus, Task as TaskView, TaskKind, VolumeSummary};
 
-use crate::core::{DataRecord, MetaRecord, NodeRecord, SplitState, VolumeRecord, VolumeState};
+use crate::core::{
+    DataRecord, Drain, MetaRecord, NodeRecord, SplitState, Task, VolumeRecord, VolumeState,
+};
 use crate::planner::View;
 use crate::planner::growth::{has_disk_room, is_filled_to};
+use crate::planner::replace::target;
 
 /// Most warnings of one kind in a status; the rest is counted.
 const WARNINGS_PER_KIND: usize = 8;
@@ -75,6 +78,93 @@ pub fn data_partition(view: View<'_>, record: &DataRecord) -> DataPartition {
 /// What taking new extents needs besides room in the partition itself.
 fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
     view.loads.configuration(record).members.len() >= 2 && has_disk_room(view, record)
+}
+
+/// What is being repaired and moved: replicas being made, then nodes and disks being emptied.
+#[must_use]
+pub fn tasks(view: View<'_>) -> Vec<TaskView> {
+    let mut tasks: Vec<TaskView> =
+        view.state.tasks().map(|task| replica_task(view, task)).collect();
+    for node in view.state.nodes() {
+        if let Some(drain) = node.drain {
+            let left = view.state.replicas_on(node.id, None) as u64;
+            tasks.push(drain_task(
+                view,
+                node.id,
+                drain,
+                left,
+                format!("node {} is drained", node.id),
+            ));
+        }
+        for (disk, drain) in &node.disks_draining {
+            let left = view.state.replicas_on(node.id, Some(*disk)) as u64;
+            let reason = format!("disk {disk} of node {} is drained", node.id);
+            tasks.push(drain_task(view, node.id, *drain, left, reason));
+        }
+    }
+    tasks
+}
+
+fn replica_task(view: View<'_>, task: &Task) -> TaskView {
+    let owner = task.place.node;
+    let (kind, done, total) = match view.state.data_partition(task.partition) {
+        Some(record) => {
+            let reports = || view.loads.data_reports(record);
+            let bytes = |wanted: NodeId| {
+                let found = reports().find(|(node, _)| *node == wanted);
+                found.map_or(0, |(_, report)| report.allocated_bytes)
+            };
+            let total = bytes(record.configuration.primary);
+            (TaskKind::DataReplica, bytes(owner).min(total), total)
+        }
+        None => {
+            let record = view.state.meta_partition(task.partition);
+            let applied = |report: &milpa_wire::meta::MetaPartitionReport| report.applied;
+            let total = record.and_then(|record| view.loads.meta_newest(record)).map_or(0, applied);
+            let load = view.loads.report(owner);
+            let own = load.and_then(|load| load.meta.get(&task.partition)).map_or(0, applied);
+            (TaskKind::MetaReplica, own.min(total), total)
+        }
+    };
+    TaskView {
+        id: task.id,
+        kind,
+        partition: Some(task.partition),
+        owner,
+        reason: task.reason.to_string(),
+        begun_unix_ms: task.begun_unix_ms,
+        deadline_unix_ms: task.deadline_unix_ms,
+        done,
+        total,
+        left_ms: time_left(view, task.begun_unix_ms, done, total),
+    }
+}
+
+fn drain_task(view: View<'_>, owner: NodeId, drain: Drain, left: u64, reason: String) -> TaskView {
+    let total = drain.replicas.max(left);
+    let done = total - left;
+    TaskView {
+        id: 0,
+        kind: TaskKind::Drain,
+        partition: None,
+        owner,
+        reason,
+        begun_unix_ms: drain.begun_unix_ms,
+        deadline_unix_ms: 0,
+        done,
+        total,
+        left_ms: time_left(view, drain.begun_unix_ms, done, total),
+    }
+}
+
+/// At the speed so far; `None` before there is one.
+fn time_left(view: View<'_>, begun_unix_ms: u64, done: u64, total: u64) -> Option<u64> {
+    let past_ms = u128::from(view.unix_ms.saturating_sub(begun_unix_ms));
+    let left = u128::from(total.saturating_sub(done));
+    if done == 0 {
+        return None;
+    }
+    u64::try_from(past_ms * left / u128::from(done)).ok()
 }
 
 /// All that a client needs to reach a volume. Its version is 0: see [`Versions`].
@@ -151,7 +241,7 @@ pub fn status(
 #[must_use]
 pub fn partitions_below_target(view: View<'_>) -> usize {
     let below = |record: &&DataRecord| {
-        view.loads.configuration(record).members.len() < record.replicas.len()
+        view.loads.configuration(record).members.len() < target(view, record)
     };
     view.state.data_partitions().filter(below).count()
 }
@@ -180,10 +270,12 @@ fn add_limited(warnings: &mut Vec<String>, mut found: Vec<String>) {
 }
 
 fn silent_nodes(view: View<'_>) -> Vec<String> {
-    let silent = view.state.nodes().filter(|node| node.state == NodeState::Silent);
-    silent
-        .map(|node| format!("{} node {} at {} is silent", node.role, node.id, node.address))
-        .collect()
+    let away = view.state.nodes().filter(|node| !node.state.is_heard());
+    let text = |node: &NodeRecord| {
+        let (role, id, at, state) = (node.role, node.id, node.address, node.state.as_str());
+        format!("{role} node {id} at {at} is {state}")
+    };
+    away.map(text).collect()
 }
 
 fn fenced_disks(view: View<'_>) -> Vec<String> {
@@ -205,16 +297,14 @@ fn fenced_disks(view: View<'_>) -> Vec<String> {
 fn thin_partitions(view: View<'_>) -> Vec<String> {
     let mut found = Vec::new();
     for record in view.state.data_partitions() {
-        let (has, wants) = (view.loads.configuration(record).members.len(), record.replicas.len());
+        let (has, wants) = (view.loads.configuration(record).members.len(), target(view, record));
         if has < wants {
             let id = record.id;
             found.push(format!("data partition {id} has {has} of {wants} copies"));
         }
     }
     for record in view.state.meta_partitions() {
-        let active = |id: &&NodeId| {
-            view.state.node(**id).is_some_and(|node| node.state == NodeState::Active)
-        };
+        let active = |id: &&NodeId| view.state.node(**id).is_some_and(|node| node.state.is_heard());
         let (has, wants) = (record.members.iter().filter(active).count(), record.members.len());
         if has < wants {
             let id = record.id;

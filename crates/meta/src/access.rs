@@ -21,7 +21,9 @@ pub fn is_allowed(role: Role, request: &MetaRequest) -> bool {
         MetaRequest::CreatePartition(_)
         | MetaRequest::DeletePartition { .. }
         | MetaRequest::Split { .. }
-        | MetaRequest::SetVolumeOptions { .. } => &[Manager],
+        | MetaRequest::SetVolumeOptions { .. }
+        | MetaRequest::Configure { .. }
+        | MetaRequest::TransferLeader { .. } => &[Manager],
         MetaRequest::Report => &[Manager, Admin],
         MetaRequest::StateHash { .. } => &[Admin, Manager],
     };
@@ -57,6 +59,7 @@ mod tests {
             options: VolumeOptions::default(),
             slot: MetaSlot(0),
             members: vec![NodeId(1)],
+            joins: false,
         };
         let now = Timestamp(0);
         let options = VolumeOptions::default();
@@ -76,6 +79,11 @@ mod tests {
             (MetaRequest::FetchSnapshot { partition, index: 1, offset: 0 }, "meta"),
             (MetaRequest::Report, "manager admin"),
             (MetaRequest::SetVolumeOptions { volume: VolumeId(1), options }, "manager"),
+            (
+                MetaRequest::Configure { partition, voters: Vec::new(), learners: Vec::new() },
+                "manager",
+            ),
+            (MetaRequest::TransferLeader { partition, to: NodeId(1) }, "manager"),
             (MetaRequest::StateHash { partition }, "manager admin"),
         ];
         for (request, expected) in rows {

@@ -85,6 +85,58 @@ impl Testbed {
         Testbed::start_in(&std::env::temp_dir(), arguments)
     }
 
+    /// Starts a cluster whose settings are changed first: `tune` gets the table of each process's
+    /// config file.
+    ///
+    /// # Errors
+    ///
+    /// What `milpa up` said, or a config file that cannot be read or written.
+    pub fn start_tuned(
+        arguments: &[&str],
+        tune: impl Fn(&ServerProcess, &mut toml::Table),
+    ) -> Outcome<Testbed> {
+        let mut bed = Testbed::start_with(arguments)?;
+        bed.down()?;
+        for process in &bed.processes {
+            let path = process.directory.join("config.toml");
+            let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+            let text = std::fs::read_to_string(&path).map_err(|e| failed(&e))?;
+            let mut table: toml::Table = toml::from_str(&text).map_err(|e| failed(&e))?;
+            tune(process, &mut table);
+            let text = toml::to_string(&table).map_err(|e| failed(&e))?;
+            std::fs::write(&path, text).map_err(|e| failed(&e))?;
+        }
+        bed.up(&[])?;
+        Ok(bed)
+    }
+
+    /// Starts a cluster that takes a silent node for dead after a few seconds.
+    ///
+    /// # Errors
+    ///
+    /// As [`start_tuned`](Testbed::start_tuned).
+    pub fn start_impatient(arguments: &[&str]) -> Outcome<Testbed> {
+        Testbed::start_tuned(arguments, |process, table| {
+            let policy = table.get_mut("policy").and_then(|policy| policy.as_table_mut());
+            if let Some(policy) = policy.filter(|_| process.role == "manager") {
+                policy.insert("dead_after_ms".to_owned(), toml::Value::Integer(5_000));
+            }
+        })
+    }
+
+    /// The id that the managers gave to a meta or data process.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such process, or no manager knows it.
+    pub fn node_id(&self, name: &str) -> Outcome<u64> {
+        let process = self.process(name)?;
+        let nodes = self.json(&["node", "list"])?;
+        let nodes = nodes.as_array().ok_or("node list is no list")?;
+        let found = nodes.iter().find(|node| node["address"] == process.listen.as_str());
+        found.and_then(|node| node["id"].as_u64()).ok_or_else(|| format!("{name} is unknown"))
+    }
+
     /// Starts a cluster whose files lie in a temporary directory below `parent`.
     ///
     /// # Errors

@@ -20,7 +20,7 @@ pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};
 pub use machines::Machines;
-pub use process::{ServerProcess, memory_bytes, metric};
+pub use process::{ServerProcess, kill, memory_bytes, metric};
 
 /// What goes wrong in a test bed is told to a person at once.
 pub type Outcome<T = ()> = Result<T, String>;

@@ -105,3 +105,12 @@ fn sample(line: &str, name: &str) -> Option<f64> {
     }
     rest.rsplit_once(' ')?.1.parse().ok()
 }
+
+/// kill -9 of a process whose directory, and with it its pid file, is gone.
+///
+/// # Errors
+///
+/// When it does not run.
+pub fn kill(pid: i32) -> Outcome {
+    signal_pid(pid, libc::SIGKILL)
+}

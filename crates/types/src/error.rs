@@ -308,6 +308,12 @@ pub enum ManagerError {
         /// Why, and what to do.
         reason: String,
     },
+    /// What an operator asked for would break a rule, which is named.
+    #[error("refused: {reason}")]
+    Refused {
+        /// The rule, and what to do instead.
+        reason: String,
+    },
     /// A node that had to act did not.
     #[error("node {node} did not do it: {reason}")]
     NodeFailed {

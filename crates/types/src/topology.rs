@@ -44,13 +44,40 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Whether a node takes part, as the manager sees it.
+/// Whether a node takes part, as the manager sees it. The transitions are in the manager's core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum NodeState {
     /// Its heartbeats arrive.
     Active,
     /// No heartbeat for a while; partitions go on without it, nothing is moved yet.
     Silent,
+    /// Its heartbeats arrive, and an operator wants it empty: it serves what it holds, takes
+    /// nothing new, and its replicas move to other nodes.
+    Draining,
+    /// Silent for so long, or removed by an operator: its replicas are replaced on other nodes.
+    Dead,
+}
+
+impl NodeState {
+    /// Whether its heartbeats arrive: it serves what it holds.
+    #[must_use]
+    pub fn is_heard(self) -> bool {
+        match self {
+            NodeState::Active | NodeState::Draining => true,
+            NodeState::Silent | NodeState::Dead => false,
+        }
+    }
+
+    /// The word used in tables, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            NodeState::Active => "active",
+            NodeState::Silent => "silent",
+            NodeState::Draining => "draining",
+            NodeState::Dead => "dead",
+        }
+    }
 }
 
 /// One disk of a data node, or the directory of a meta node.
@@ -93,6 +120,8 @@ pub struct Node {
     pub disks: Vec<Disk>,
     /// Bytes of memory in use by the process, for the placement of directories.
     pub memory_bytes: u64,
+    /// Disks that an operator wants empty.
+    pub disks_draining: Vec<DiskId>,
 }
 
 /// A meta partition, as clients route to it.

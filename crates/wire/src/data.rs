@@ -78,6 +78,9 @@ pub enum DataRequest {
         inode: InodeId,
         /// By whom, for the same.
         session: SessionId,
+        /// Who has all of it, for a replica that lacks bytes: another one from extent to extent,
+        /// so that all survivors share the work.
+        source: NodeId,
     },
     /// Member to member: bytes of an extent for a replica that lacks them, holes left out.
     Fetch {
@@ -139,6 +142,9 @@ pub struct Configuration {
     pub members: Vec<NodeId>,
     /// The member that orders appends.
     pub primary: NodeId,
+    /// New replicas that are being filled. They receive the group's log without a vote and no
+    /// appends, are read by nobody, and become members when they hold what the members hold.
+    pub learners: Vec<NodeId>,
 }
 
 /// Adds bytes to an extent.

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use milpa_types::{
-    ClusterId, DataPartition, Disk, ManagerError, MetaPartition, Node, NodeId, Role, Volume,
-    VolumeId, VolumeOptions, VolumeView,
+    ClusterId, DataPartition, Disk, DiskId, ManagerError, MetaPartition, Node, NodeId, PartitionId,
+    Role, Volume, VolumeId, VolumeOptions, VolumeView,
 };
 use serde::{Deserialize, Serialize};
 
@@ -86,6 +86,36 @@ pub enum ManagerRequest {
         meta_partitions: u32,
         /// Data partitions to add.
         data_partitions: u32,
+    },
+    /// An operator: move everything off a node, or stop doing so.
+    DrainNode {
+        /// Which.
+        node: NodeId,
+        /// False to take it back.
+        drains: bool,
+    },
+    /// An operator: forget a node that is empty, or that will not come back.
+    RemoveNode {
+        /// Which.
+        node: NodeId,
+    },
+    /// An operator: move everything off one disk of a data node, or stop doing so.
+    DrainDisk {
+        /// Of which node.
+        node: NodeId,
+        /// Which.
+        disk: DiskId,
+        /// False to take it back.
+        drains: bool,
+    },
+    /// An operator: what is being repaired and moved.
+    ListTasks,
+    /// A node that stops cleanly: go on without me at once.
+    Leave {
+        /// Who.
+        node: NodeId,
+        /// As at registration.
+        incarnation: u128,
     },
 }
 
@@ -170,6 +200,8 @@ pub enum ManagerAnswer {
         /// Bytes of the whole.
         total: u64,
     },
+    /// ListTasks.
+    Tasks(Vec<Task>),
 }
 
 /// The reply body of every manager.
@@ -188,6 +220,42 @@ pub struct VolumeSummary {
     pub meta_partitions: u32,
     /// Its data partitions.
     pub data_partitions: u32,
+}
+
+/// What kind of work a task is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum TaskKind {
+    /// A data partition gets a new replica.
+    DataReplica,
+    /// A meta partition gets a new replica.
+    MetaReplica,
+    /// Everything moves off a node or a disk; done when nothing is left there.
+    Drain,
+}
+
+/// Work that takes a while, as `milpa task list` shows it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Task {
+    /// Unique in the cluster. 0 for a drain, which is known by its node.
+    pub id: u64,
+    /// What kind of work.
+    pub kind: TaskKind,
+    /// The partition that gets a replica; `None` for a drain.
+    pub partition: Option<PartitionId>,
+    /// The node that does it: where the new replica is made, or that is drained.
+    pub owner: NodeId,
+    /// Why.
+    pub reason: String,
+    /// When it began, in milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// It is given up and planned anew at this time; 0 for never.
+    pub deadline_unix_ms: u64,
+    /// How much is done: bytes of a replica; replicas of a drain.
+    pub done: u64,
+    /// Out of how much, as far as known.
+    pub total: u64,
+    /// How long it will take at the speed so far, once that can be told.
+    pub left_ms: Option<u64>,
 }
 
 /// The cluster in one look.

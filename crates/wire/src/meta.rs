@@ -107,6 +107,23 @@ pub enum MetaRequest {
         /// Its options.
         options: VolumeOptions,
     },
+    /// From the manager to the Raft leader: commit these members in the partition's group, as one
+    /// change. Answered when it is under way; the report shows when it is done.
+    Configure {
+        /// Which partition.
+        partition: PartitionId,
+        /// Who shall vote.
+        voters: Vec<NodeId>,
+        /// Who shall receive the log without voting.
+        learners: Vec<NodeId>,
+    },
+    /// From the manager to the Raft leader: let this member lead.
+    TransferLeader {
+        /// Which partition.
+        partition: PartitionId,
+        /// To whom.
+        to: NodeId,
+    },
     /// From an operator: replicas compare this hash of the state at a log index.
     StateHash {
         /// Which partition.
@@ -528,6 +545,8 @@ pub struct CreateMetaPartition {
     pub slot: MetaSlot,
     /// All replicas; the first campaigns at once.
     pub members: Vec<NodeId>,
+    /// The group exists: wait for its leader's snapshot, vote for nobody before that.
+    pub joins: bool,
 }
 
 /// What a meta node holds, for the manager's placement and for operators.
@@ -550,4 +569,10 @@ pub struct MetaPartitionReport {
     pub applied: u64,
     /// Counts.
     pub statistics: MetaStatistics,
+    /// Who votes in the group, as far as this replica knows.
+    pub voters: Vec<NodeId>,
+    /// Who receives the log without voting.
+    pub learners: Vec<NodeId>,
+    /// Leader: the members that have nearly all of the log.
+    pub current: Vec<NodeId>,
 }

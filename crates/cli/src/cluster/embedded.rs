@@ -30,7 +30,8 @@ pub const CONFIG_FILE: &str = "config.toml";
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
 
 const MANAGERS: usize = 3;
-const META_NODES: usize = 3;
+/// Meta nodes, and data nodes, of which the user names no number.
+const NODES: usize = 3;
 
 /// One process of an embedded cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,8 +72,10 @@ mod role_word {
 pub struct Choices {
     /// The data directories; the first holds everything but the other data nodes' disks.
     pub directories: Vec<PathBuf>,
-    /// How many data nodes.
+    /// How many data nodes; 0 for three, or as many as there are.
     pub data_nodes: usize,
+    /// How many meta nodes; 0 for three, or as many as there are.
+    pub meta_nodes: usize,
 }
 
 /// Reads the embedded cluster in `choices.directories[0]`, or creates one there.
@@ -94,13 +97,15 @@ fn base(choices: &Choices) -> Outcome<&Path> {
 
 /// A cluster keeps its shape: growing an embedded one is not what `up` does silently.
 fn check_choices(cluster: &Cluster, choices: &Choices) -> Outcome {
-    let there = cluster.file.process.iter().filter(|p| p.role == Role::Data).count();
-    if choices.data_nodes != 0 && choices.data_nodes != there {
-        let (path, wanted) = (cluster.directory().display(), choices.data_nodes);
-        return Err(Failure::user(format!(
-            "the cluster in {path} has {there} data nodes, not {wanted}"
-        ))
-        .fix("leave --nodes away, or name another directory with --data"));
+    let path = cluster.directory().display();
+    for (role, wanted) in [(Role::Data, choices.data_nodes), (Role::Meta, choices.meta_nodes)] {
+        let there = cluster.file.process.iter().filter(|p| p.role == role).count();
+        if wanted != 0 && wanted != there {
+            return Err(Failure::user(format!(
+                "the cluster in {path} has {there} {role} nodes, not {wanted}"
+            ))
+            .fix("leave the number away, or name another directory with --data"));
+        }
     }
     Ok(())
 }
@@ -120,9 +125,10 @@ fn create(choices: &Choices, base: &Path) -> Outcome {
     };
     std::fs::create_dir_all(base.join("logs")).map_err(io)?;
     let base = base.canonicalize().map_err(io)?;
-    let data_nodes = if choices.data_nodes == 0 { 3 } else { choices.data_nodes };
+    let or_usual = |count: usize| if count == 0 { NODES } else { count };
+    let counts = (or_usual(choices.meta_nodes), or_usual(choices.data_nodes));
     let id = random_id()?;
-    let processes = lay_out(&base, data_nodes, id)?;
+    let processes = lay_out(&base, counts, id)?;
     let managers: Vec<&Process> = processes.iter().filter(|p| p.role == Role::Manager).collect();
     let file = ClusterFile {
         cluster: format!("{id:032x}"),
@@ -131,8 +137,10 @@ fn create(choices: &Choices, base: &Path) -> Outcome {
         process: processes.clone(),
     };
     let http: Vec<SocketAddr> = managers.iter().map(|m| m.http_listen).collect();
-    for (index, process) in processes.iter().enumerate() {
-        let disk = disk_directory(choices, process, index)?;
+    let mut data_nodes = 0;
+    for process in &processes {
+        let disk = disk_directory(choices, process, data_nodes)?;
+        data_nodes += usize::from(process.role == Role::Data);
         let config = config_text(process, &file, &http, disk)?;
         std::fs::create_dir_all(&process.directory).map_err(io)?;
         std::fs::write(process.directory.join(CONFIG_FILE), config).map_err(io)?;
@@ -153,8 +161,8 @@ fn random_id() -> Outcome<u128> {
     Ok(u128::from_le_bytes(bytes))
 }
 
-fn lay_out(base: &Path, data_nodes: usize, id: u128) -> Outcome<Vec<Process>> {
-    let roles = [(Role::Manager, MANAGERS), (Role::Meta, META_NODES), (Role::Data, data_nodes)];
+fn lay_out(base: &Path, (meta, data): (usize, usize), id: u128) -> Outcome<Vec<Process>> {
+    let roles = [(Role::Manager, MANAGERS), (Role::Meta, meta), (Role::Data, data)];
     let named = roles
         .iter()
         .flat_map(|(role, count)| (1..=*count).map(move |n| (*role, format!("{role}{n}"))));
@@ -181,12 +189,13 @@ fn free_ports(id: u128) -> impl Iterator<Item = SocketAddr> {
         .filter(|address| TcpListener::bind(address).is_ok())
 }
 
-/// The disk of a data node: its own directory, or with several `--data` one of them in turn.
+/// The disk of the data node with this index: its own directory, or with several `--data` one of
+/// them in turn.
 fn disk_directory(choices: &Choices, process: &Process, index: usize) -> Outcome<PathBuf> {
     if choices.directories.len() < 2 || process.role != Role::Data {
         return Ok(process.directory.join("disk"));
     }
-    let turn = (index - MANAGERS - META_NODES) % choices.directories.len();
+    let turn = index % choices.directories.len();
     let disk = choices.directories.get(turn).cloned().unwrap_or_default();
     std::path::absolute(disk.join(format!("{}-disk", process.name)))
         .map_err(|e| Failure::user("bad --data directory").because(&e))
@@ -227,7 +236,7 @@ mod tests {
     use super::*;
 
     fn choices(directory: &Path, data_nodes: usize) -> Choices {
-        Choices { directories: vec![directory.to_owned()], data_nodes }
+        Choices { directories: vec![directory.to_owned()], data_nodes, meta_nodes: 0 }
     }
 
     #[test]

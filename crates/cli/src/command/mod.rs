@@ -8,9 +8,11 @@ pub mod node;
 pub mod partition;
 pub mod serve;
 pub mod status;
+pub mod task;
 pub mod up;
 pub mod volume;
 
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use milpa_host::managers::{Managers, ManagersError};
@@ -69,6 +71,31 @@ fn explain(error: &ManagersError) -> Failure {
 pub fn unexpected(answer: &ManagerAnswer) -> Failure {
     let text: String = format!("{answer:?}").chars().take(80).collect();
     Failure::cluster(format!("the manager answered something else: {text}"))
+}
+
+/// Asks the managers for a change, and says that it was made.
+pub fn change(cluster: &Cluster, request: &ManagerRequest, json: bool, text: &str) -> Outcome {
+    let answer = ask(cluster, request)?;
+    if json {
+        return print_json(&answer);
+    }
+    println!("{text}");
+    Ok(())
+}
+
+/// Asks on a terminal for `word`; without one, only `--yes` will do.
+pub fn confirm(yes: bool, question: &str, word: &str, refusal: &str) -> Outcome {
+    if yes {
+        return Ok(());
+    }
+    if !std::io::stdin().is_terminal() {
+        return Err(Failure::user(refusal).fix("add --yes if that is what you want"));
+    }
+    print!("{question} ");
+    let _ = std::io::stdout().flush();
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line);
+    if read.is_ok() && line.trim() == word { Ok(()) } else { Err(Failure::user(refusal)) }
 }
 
 /// Prints a value as indented JSON.

@@ -1,10 +1,10 @@
-//! `milpa node …`.
+//! `milpa node …` and `milpa disk …`.
 
-use milpa_types::Node;
+use milpa_types::{DiskId, Node, NodeId};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 
-use super::{ask, print_json, unexpected};
-use crate::arguments::NodeCommand;
+use super::{ask, change, confirm, print_json, unexpected};
+use crate::arguments::{DiskCommand, NodeCommand};
 use crate::cluster::Cluster;
 use crate::failure::Outcome;
 use crate::size::show_bytes;
@@ -12,7 +12,37 @@ use crate::table::Table;
 
 /// Carries out one of the commands.
 pub fn run(cluster: &Cluster, command: &NodeCommand, json: bool) -> Outcome {
-    let NodeCommand::List = command;
+    match command {
+        NodeCommand::List => list(cluster, json),
+        NodeCommand::Drain { node, undo } => {
+            let request = ManagerRequest::DrainNode { node: NodeId(*node), drains: !undo };
+            change(cluster, &request, json, drain_text(*undo))
+        }
+        NodeCommand::Remove { node, yes } => {
+            let question = format!(
+                "Forget node {node} for ever? What it holds is made again from other copies, and \
+                 it cannot come back under this id. Type {node}:"
+            );
+            let refusal = format!("node {node} was not removed");
+            confirm(*yes, &question, &node.to_string(), &refusal)?;
+            change(cluster, &ManagerRequest::RemoveNode { node: NodeId(*node) }, json, "removed")
+        }
+    }
+}
+
+/// Carries out one of the commands about disks.
+pub fn run_disk(cluster: &Cluster, command: &DiskCommand, json: bool) -> Outcome {
+    let DiskCommand::Drain { node, disk, undo } = command;
+    let (node, disk) = (NodeId(*node), DiskId(*disk));
+    let request = ManagerRequest::DrainDisk { node, disk, drains: !undo };
+    change(cluster, &request, json, drain_text(*undo))
+}
+
+fn drain_text(undo: bool) -> &'static str {
+    if undo { "back in service" } else { "it is being emptied; watch it with: milpa task list" }
+}
+
+fn list(cluster: &Cluster, json: bool) -> Outcome {
     let answer = ask(cluster, &ManagerRequest::ListNodes)?;
     let ManagerAnswer::Nodes(nodes) = answer else { return Err(unexpected(&answer)) };
     if json {
@@ -33,7 +63,7 @@ fn table(nodes: &[Node]) -> Table {
             node.role.to_string(),
             node.address.to_string(),
             node.http_address.to_string(),
-            format!("{:?}", node.state).to_lowercase(),
+            node.state.as_str().to_owned(),
             node.zone.clone(),
             if node.region.is_empty() { "(own)".to_owned() } else { node.region.clone() },
             show_bytes(node.memory_bytes),

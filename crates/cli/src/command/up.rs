@@ -44,11 +44,13 @@ pub fn run(arguments: &Up, cluster: Option<&Path>, json: bool) -> Outcome {
         directories.push(directory_of(cluster));
     }
     let data_nodes = arguments.nodes.map_or(0, usize::from);
+    let meta_nodes = arguments.meta_nodes.map_or(0, usize::from);
     if let Some(directory) = &arguments.mount {
         mount::check_mount_point(directory)?;
     }
     let started = Instant::now();
-    let (cluster, fresh) = embedded::open_or_create(&Choices { directories, data_nodes })?;
+    let (cluster, fresh) =
+        embedded::open_or_create(&Choices { directories, data_nodes, meta_nodes })?;
     say(
         json,
         &format!(

@@ -1,11 +1,9 @@
 //! `milpa volume …`.
 
-use std::io::{IsTerminal, Write};
-
 use milpa_types::{Durability, VolumeOptions};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest, VolumeSummary};
 
-use super::{ask, print_json, unexpected};
+use super::{ask, change, confirm, print_json, unexpected};
 use crate::arguments::{DurabilityArgument, VolumeCommand, VolumeOptionArguments};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Outcome};
@@ -22,7 +20,7 @@ pub fn run(cluster: &Cluster, command: VolumeCommand, json: bool) -> Outcome {
                 meta_partitions: meta_partitions.unwrap_or(0),
                 data_partitions: data_partitions.unwrap_or(0),
             };
-            done(
+            change(
                 cluster,
                 &request,
                 json,
@@ -34,17 +32,17 @@ pub fn run(cluster: &Cluster, command: VolumeCommand, json: bool) -> Outcome {
         VolumeCommand::Set { name, options } => {
             let options = changed(find(cluster, &name)?.volume.options, &options)?;
             let request = ManagerRequest::SetVolume { name, options };
-            done(cluster, &request, json, "changed")
+            change(cluster, &request, json, "changed")
         }
         VolumeCommand::Delete { name, yes } => {
             let summary = find(cluster, &name)?;
-            confirm(&summary, yes)?;
-            done(cluster, &ManagerRequest::DeleteVolume { name }, json, "deleted")
+            confirm_deletion(&summary, yes)?;
+            change(cluster, &ManagerRequest::DeleteVolume { name }, json, "deleted")
         }
         VolumeCommand::Key { name } => key(cluster, name, json),
         VolumeCommand::Grow { name, meta_partitions, data_partitions } => {
             let request = ManagerRequest::GrowVolume { name, meta_partitions, data_partitions };
-            done(cluster, &request, json, "grown")
+            change(cluster, &request, json, "grown")
         }
     }
 }
@@ -71,15 +69,6 @@ fn changed(base: VolumeOptions, new: &VolumeOptionArguments) -> Outcome<VolumeOp
     };
     options.validate().map_err(|problems| Failure::user(problems.join("; ")))?;
     Ok(options)
-}
-
-fn done(cluster: &Cluster, request: &ManagerRequest, json: bool, text: &str) -> Outcome {
-    let answer = ask(cluster, request)?;
-    if json {
-        return print_json(&answer);
-    }
-    println!("{text}");
-    Ok(())
 }
 
 fn volumes(cluster: &Cluster) -> Outcome<Vec<VolumeSummary>> {
@@ -161,22 +150,9 @@ fn key(cluster: &Cluster, name: String, json: bool) -> Outcome {
     }
 }
 
-/// Asks on a terminal; without one, only `--yes` will do.
-fn confirm(summary: &VolumeSummary, yes: bool) -> Outcome {
-    if yes {
-        return Ok(());
-    }
+fn confirm_deletion(summary: &VolumeSummary, yes: bool) -> Outcome {
     let (name, files) = (&summary.volume.name, summary.inodes);
-    if !std::io::stdin().is_terminal() {
-        return Err(Failure::user(format!("volume {name:?} with {files} files was not deleted"))
-            .fix("add --yes if that is what you want"));
-    }
-    print!("Delete volume {name:?} with {files} files for ever? Type its name: ");
-    let _ = std::io::stdout().flush();
-    let mut line = String::new();
-    let read = std::io::stdin().read_line(&mut line);
-    if read.is_ok() && line.trim() == name {
-        return Ok(());
-    }
-    Err(Failure::user("nothing was deleted"))
+    let question = format!("Delete volume {name:?} with {files} files for ever? Type its name:");
+    let refusal = format!("volume {name:?} with {files} files was not deleted");
+    confirm(yes, &question, name, &refusal)
 }

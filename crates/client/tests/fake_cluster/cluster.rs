@@ -78,6 +78,7 @@ fn node(id: NodeId, role: Role) -> Node {
         state: NodeState::Active,
         disks: vec![],
         memory_bytes: 0,
+        disks_draining: Vec::new(),
     }
 }
 

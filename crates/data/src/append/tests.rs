@@ -25,7 +25,7 @@ fn limits() -> Limits {
 
 fn configuration(epoch: u64, members: &[u32]) -> Configuration {
     let members = members.iter().copied().map(NodeId).collect();
-    Configuration { epoch: Epoch(epoch), members, primary: NodeId(1) }
+    Configuration { epoch: Epoch(epoch), members, primary: NodeId(1), learners: Vec::new() }
 }
 
 fn head(target: AppendTarget, length: u64) -> AppendHead {

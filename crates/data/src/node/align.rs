@@ -1,12 +1,15 @@
 //! The ordering side of alignment, run by the primary: after a new epoch, after its own start, and
 //! for extents that broke. What is left undone is tried again.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
+use tokio::task::JoinSet;
 
 use crate::alignment::{Claim, Decision, decide};
 use crate::store::{ExtentDetails, NewExtent, StoreError};
@@ -19,11 +22,14 @@ use super::metrics::Metrics;
 /// A member may need this long to fetch what it lacks; it goes on after that, and is asked again.
 const SEAL_WAIT: Duration = Duration::from_secs(60);
 const ASK_WAIT: Duration = Duration::from_secs(5);
-/// Pause after a run that left something undone: doubled with each failure, at most 16 of it.
+/// Pause after a run that left something undone: doubled with each failure, at most 4 of it.
 const PAUSE_MS: u64 = 500;
 /// All members are compared again after this time: a member that lost power for a moment may be
 /// shorter than it was, without anybody having noticed its absence.
 const COMPARE_MS: u64 = 600_000;
+
+/// Extents that are made equal at the same time: one waits for the disk, one for the network.
+const EXTENTS_AT_ONCE: usize = 4;
 
 /// One run over a partition's extents.
 struct Run {
@@ -32,6 +38,9 @@ struct Run {
     configuration: Configuration,
     /// Only these; all if `None`.
     only: Option<Vec<ExtentId>>,
+    /// Counts the fills that were ordered: each is sent to the next source. It begins elsewhere
+    /// after a failure.
+    fills: Cell<usize>,
 }
 
 /// What a run leaves.
@@ -80,9 +89,10 @@ impl Disk {
         let only = (!all).then(|| broken.into_iter().collect());
         let (node, configuration) = (self.shared.node, partition.configuration.clone());
         let epoch = configuration.epoch;
-        let run = Run { filling: filling.clone(), node, configuration, only };
+        let fills = Cell::new(partition.alignment.failures as usize);
+        let run = Rc::new(Run { filling: filling.clone(), node, configuration, only, fills });
         tokio::task::spawn_local(async move {
-            let outcome = run.run().await;
+            let outcome = Run::run(run).await;
             let done = move |disk: &mut Disk| disk.alignment_done(id, epoch, all, outcome);
             filling.shared.ask_disk(filling.disk, done).await;
         });
@@ -106,7 +116,7 @@ impl Disk {
         }
         alignment.broken.extend(outcome.left);
         alignment.failures = if done { 0 } else { alignment.failures.saturating_add(1) };
-        alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(4) };
+        alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(2) };
         if done && all {
             tracing::info!(partition = %id, %epoch, "all replicas are aligned");
         }
@@ -114,19 +124,26 @@ impl Disk {
 }
 
 impl Run {
-    async fn run(&self) -> Outcome {
+    /// Who shall hold every byte: the members, and the replica that is to become one. The latter
+    /// holds copies of theirs, so it changes no decision.
+    fn holders(&self) -> impl Iterator<Item = NodeId> {
+        let Configuration { members, learners, .. } = &self.configuration;
+        members.iter().chain(learners).copied()
+    }
+
+    async fn run(self: Rc<Self>) -> Outcome {
         let mut held: BTreeMap<NodeId, BTreeMap<ExtentId, ExtentState>> = BTreeMap::new();
-        for member in &self.configuration.members {
-            match self.states_of(*member).await {
+        for member in self.holders() {
+            match self.states_of(member).await {
                 Ok(states) => {
-                    held.insert(*member, states);
+                    held.insert(member, states);
                 }
                 Err(error) => {
                     tracing::debug!(%member, %error, "a member cannot be aligned yet");
                 }
             }
         }
-        let complete = held.len() == self.configuration.members.len();
+        let complete = held.len() == self.holders().count();
         let asked = self.only.iter().flatten().copied();
         let mut extents: BTreeSet<ExtentId> =
             held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();
@@ -139,16 +156,24 @@ impl Run {
         let freed = FreedRanges::ask(&self.filling, epoch, self.node, members, &extents).await;
         let removed = freed.removed();
         extents.retain(|extent| !removed.contains(extent));
-        for extent in &extents {
-            let extent = *extent;
+        let mut aligning = JoinSet::new();
+        for extent in extents.iter().copied() {
             let claims: Vec<Claim> = held
                 .iter()
                 .map(|(node, states)| Claim { node: *node, state: states.get(&extent).copied() })
                 .collect();
-            if let Err(error) = self.align(extent, &claims, complete).await {
-                tracing::debug!(%extent, %error, "an extent is not aligned yet");
-                left.insert(extent);
+            while aligning.len() >= EXTENTS_AT_ONCE {
+                left.extend(aligning.join_next().await.and_then(Result::ok).flatten());
             }
+            let run = Rc::clone(&self);
+            aligning.spawn_local(async move {
+                let error = run.align(extent, &claims, complete).await.err()?;
+                tracing::debug!(%extent, %error, "an extent is not aligned yet");
+                Some(extent)
+            });
+        }
+        while let Some(ended) = aligning.join_next().await {
+            left.extend(ended.ok().flatten());
         }
         // After the bytes: what is filled now lacks what its source has freed in part of a block.
         let holds = |member, extent| {
@@ -256,7 +281,8 @@ impl Run {
             if even {
                 continue;
             }
-            if let Err(error) = self.tell(claim.node, &details, length).await {
+            let source = self.source_for(claim.node, claims, length);
+            if let Err(error) = self.tell(claim.node, &details, length, source).await {
                 result = Err(error);
             }
         }
@@ -295,11 +321,24 @@ impl Run {
         Ok(filling.store.details(&[extent]).first().copied())
     }
 
+    /// Who sends a member what it lacks: this node, or another one that has as much.
+    fn source_for(&self, member: NodeId, claims: &[Claim], length: u64) -> NodeId {
+        let has_all = |claim: &&Claim| claim.state.is_some_and(|state| state.length >= length);
+        let others = claims.iter().filter(has_all).map(|claim| claim.node);
+        let mut sources: Vec<NodeId> =
+            others.filter(|node| *node != member && *node != self.node).collect();
+        sources.push(self.node);
+        let turn = self.fills.get();
+        self.fills.set(turn.wrapping_add(1));
+        sources.get(turn % sources.len()).copied().unwrap_or(self.node)
+    }
+
     async fn tell(
         &self,
         member: NodeId,
         details: &ExtentDetails,
         length: u64,
+        source: NodeId,
     ) -> Result<(), DataError> {
         let request = DataRequest::Seal {
             partition: self.filling.partition,
@@ -309,6 +348,7 @@ impl Run {
             appended: details.state.epoch,
             inode: details.inode,
             session: details.session,
+            source,
         };
         match self.filling.shared.ask_node(member, &request, Bytes::new(), SEAL_WAIT).await {
             // Deleted there: nothing to align.

@@ -460,8 +460,17 @@ impl Disk {
     ) {
         let (shared, disk) = (Rc::clone(&self.shared), self.index);
         let (appended, inode, session) = (epoch, InodeId(0), SessionId(0));
-        let request =
-            DataRequest::Seal { partition, epoch, extent, length, appended, inode, session };
+        let source = self.shared.node;
+        let request = DataRequest::Seal {
+            partition,
+            epoch,
+            extent,
+            length,
+            appended,
+            inode,
+            session,
+            source,
+        };
         tokio::task::spawn_local(async move {
             let wait = Duration::from_secs(5);
             let told = shared.ask_node(member, &request, Bytes::new(), wait).await;

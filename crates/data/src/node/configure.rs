@@ -10,8 +10,9 @@ use crate::overwrite::{EntryHead, encode_entry};
 use super::disk::Disk;
 use super::partition::{Partition, Waiting, answer, answer_done};
 
-/// Members of a partition at most, as for a volume's replicas.
-const MEMBERS_MAX: usize = 7;
+/// Members and learners of a partition at most: a volume's replicas, and one that replaces each of
+/// them.
+const MEMBERS_MAX: usize = 14;
 
 impl Disk {
     /// The manager's word to the group's leader.
@@ -43,7 +44,8 @@ impl Disk {
         id: PartitionId,
         wanted: &Configuration,
     ) -> Result<LogPosition, ProposeError> {
-        let change = MemberChange { voters: wanted.members.clone(), learners: Vec::new() };
+        let (voters, learners) = (wanted.members.clone(), wanted.learners.clone());
+        let change = MemberChange { voters, learners };
         let context = milpa_wire::encode(wanted).into();
         match self.driver.multi.propose_change(id, &change, context) {
             // The same members, another primary: an ordinary entry says so.
@@ -119,11 +121,12 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
         return Err(DataError::StaleEpoch { current });
     }
     let members = &wanted.members;
-    let mut sorted = members.clone();
+    let mut sorted: Vec<_> = members.iter().chain(&wanted.learners).copied().collect();
+    let count = sorted.len();
     sorted.sort_unstable();
     sorted.dedup();
-    let unique = sorted.len() == members.len();
-    let bounded = !members.is_empty() && members.len() <= MEMBERS_MAX;
+    let unique = sorted.len() == count;
+    let bounded = !members.is_empty() && count <= MEMBERS_MAX;
     if unique && bounded && members.contains(&wanted.primary) {
         Ok(())
     } else {
@@ -155,7 +158,8 @@ mod tests {
 
     fn configuration(epoch: u64, members: &[u32], primary: u32) -> Configuration {
         let members = members.iter().copied().map(NodeId).collect();
-        Configuration { epoch: Epoch(epoch), members, primary: NodeId(primary) }
+        let learners = Vec::new();
+        Configuration { epoch: Epoch(epoch), members, primary: NodeId(primary), learners }
     }
 
     #[test]
@@ -169,5 +173,11 @@ mod tests {
             let wanted = configuration(5, members, primary);
             assert_eq!(check(&wanted, &present), Err(DataError::Invalid), "{wanted:?}");
         }
+        let filled = |learners: &[u32]| Configuration {
+            learners: learners.iter().copied().map(NodeId).collect(),
+            ..configuration(5, &[1, 2], 1)
+        };
+        assert_eq!(check(&filled(&[4]), &present), Ok(()));
+        assert_eq!(check(&filled(&[2]), &present), Err(DataError::Invalid), "it has a vote");
     }
 }

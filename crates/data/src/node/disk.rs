@@ -186,6 +186,7 @@ impl Disk {
         self.tick_overwrites(now);
         self.tick_alignment(now);
         self.tick_usage(now);
+        self.tick_leaving();
         self.ticked_ms = now;
     }
 

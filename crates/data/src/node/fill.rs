@@ -295,11 +295,11 @@ impl Disk {
 
     /// The primary's word: this extent has so many bytes, cut or fetch.
     pub fn seal(&mut self, from: NodeId, request: DataRequest, reply: Reply) {
-        let DataRequest::Seal { partition: id, epoch, extent, length, appended, inode, session } =
-            request
+        let DataRequest::Seal { partition: id, epoch, extent, length, appended, .. } = request
         else {
             return;
         };
+        let DataRequest::Seal { inode, session, source, .. } = request else { return };
         let checked = self.partition(id).and_then(|partition| {
             partition.check_epoch(epoch)?;
             let primary = partition.configuration.primary;
@@ -322,7 +322,7 @@ impl Disk {
             move |disk, sealed| match sealed {
                 Err(StoreError::NoExtent) if length == 0 => answer_done(reply, Ok(())),
                 Err(StoreError::Shorter { .. } | StoreError::NoExtent) => {
-                    disk.start_fill(id, new, length, from, reply);
+                    disk.start_fill(id, new, length, source, reply);
                 }
                 other => answer_done(reply, other.map_err(DataError::from)),
             },

@@ -69,6 +69,9 @@ pub(crate) async fn beat(shared: Rc<Shared>, incarnation: u128) -> Infallible {
     let mut known_nodes = None;
     loop {
         beats.tick().await;
+        if shared.is_leaving.get() {
+            continue;
+        }
         let request = ManagerRequest::Heartbeat(heartbeat(&shared, incarnation));
         match shared.managers.call(&request, HEARTBEAT_WAIT).await {
             Ok(ManagerAnswer::Alive { nodes_version }) => {

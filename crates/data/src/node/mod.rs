@@ -14,6 +14,7 @@ mod disk;
 mod fill;
 mod freed;
 mod heartbeat;
+mod leave;
 mod metrics;
 mod offering;
 mod open;
@@ -131,14 +132,28 @@ pub async fn run_announced(
     stop: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     config.validate().map_err(|problems| NodeError::Config { problems })?;
-    let local = LocalSet::new();
-    let node = local.run_until(start_and_serve(config, cluster, secret, announce));
-    tokio::select! {
-        biased;
-        result = node => result,
-        () = stop => Ok(()),
-    }
+    let running = Running::default();
+    let node = start_and_serve(config, cluster, secret, announce, &running);
+    let run_until_stopped = async {
+        let mut node = std::pin::pin!(node);
+        tokio::select! {
+            biased;
+            result = &mut node => return result,
+            () = stop => {}
+        }
+        // Before it serves there is nothing to hand over.
+        let Some((shared, incarnation)) = running.borrow().clone() else { return Ok(()) };
+        tokio::select! {
+            biased;
+            result = node => result,
+            () = leave::leave(&shared, incarnation) => Ok(()),
+        }
+    };
+    LocalSet::new().run_until(run_until_stopped).await
 }
+
+/// What the tasks of a node share, once it serves, and its incarnation.
+type Running = RefCell<Option<(Rc<Shared>, u128)>>;
 
 /// Starts everything and serves. Ends only with an error: the socket's, or the managers' refusal.
 async fn start_and_serve(
@@ -146,6 +161,7 @@ async fn start_and_serve(
     cluster: ClusterId,
     secret: Key,
     announce: impl FnOnce(Started),
+    running: &Running,
 ) -> Result<(), NodeError> {
     let mut directory = NodeDirectory::open(&config.directory, Role::Data, cluster)?;
     let listener = net::bind(config.listen).await.map_err(listen_error(config.listen))?;
@@ -180,9 +196,11 @@ async fn start_and_serve(
         routes: RefCell::default(),
         disks: RefCell::default(),
         queued: Cell::new(0),
+        is_leaving: Cell::new(false),
         repair_due_us: RefCell::new(BTreeMap::new()),
     });
     start_disks(&shared, opened)?;
+    running.replace(Some((Rc::clone(&shared), directory.incarnation())));
     tracing::info!(%node, address = %addresses.listen, "data node serves");
     announce(Started { node, address: addresses.listen, http_address: http });
     let service = Rc::new(DataService { shared: Rc::clone(&shared) });

@@ -56,6 +56,8 @@ pub(crate) struct Shared {
     pub disks: RefCell<Vec<DiskHandle>>,
     /// Requests handed to disk tasks and not yet taken by them.
     pub queued: Cell<usize>,
+    /// The node is about to stop: it sends no heartbeats, and leads as little as it can.
+    pub is_leaving: Cell<bool>,
     /// When the next piece of a repair may be fetched, in microseconds, by disk.
     pub repair_due_us: RefCell<BTreeMap<usize, u64>>,
 }

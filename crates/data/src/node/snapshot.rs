@@ -17,6 +17,9 @@ use super::disk::Disk;
 use super::fill::Filling;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
+/// The leader renews its report this often, and more.
+const REPORT_PAUSE: Duration = Duration::from_millis(50);
+const REPORT_TRIES: u32 = 60;
 
 impl Disk {
     /// Leader: a follower needs entries that are gone. The extents as they are take their place.
@@ -86,7 +89,7 @@ async fn copy(
     leader: NodeId,
     snapshot: &SnapshotDescriptor,
 ) -> Result<Configuration, DataError> {
-    let configuration = configuration_at(filling, leader).await?;
+    let configuration = configuration_with_us(filling, leader).await?;
     let mut after = None;
     loop {
         let request = DataRequest::ExtentInfo {
@@ -132,6 +135,24 @@ async fn copy_extent(
         Err(DataError::NotHere | DataError::NoExtent) => Ok(()),
         other => other,
     }
+}
+
+/// The configuration that took this replica in is below the snapshot, so it does not come with the
+/// log: the leader's report is asked until it shows it.
+async fn configuration_with_us(
+    filling: &Filling,
+    leader: NodeId,
+) -> Result<Configuration, DataError> {
+    let node = filling.shared.node;
+    for _ in 0..REPORT_TRIES {
+        let configuration = configuration_at(filling, leader).await?;
+        let Configuration { members, learners, .. } = &configuration;
+        if members.contains(&node) || learners.contains(&node) {
+            return Ok(configuration);
+        }
+        tokio::time::sleep(REPORT_PAUSE).await;
+    }
+    Err(DataError::Busy)
 }
 
 async fn configuration_at(filling: &Filling, leader: NodeId) -> Result<Configuration, DataError> {

@@ -117,7 +117,12 @@ mod tests {
         PartitionState {
             partition: PartitionId(7),
             volume: VolumeId(1),
-            configuration: Configuration { epoch: Epoch(3), members, primary: NodeId(2) },
+            configuration: Configuration {
+                epoch: Epoch(3),
+                members,
+                primary: NodeId(2),
+                learners: Vec::new(),
+            },
             applied: 99,
             snapshot: None,
             ids_until: 16,

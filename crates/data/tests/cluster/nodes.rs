@@ -126,6 +126,7 @@ impl Registry {
             state: NodeState::Active,
             disks: Vec::new(),
             memory_bytes: 0,
+            disks_draining: Vec::new(),
         };
         let volume = Volume { id: VOLUME, name: "v".into(), options: VolumeOptions::default() };
         let (meta, data, nodes) = (vec![meta], Vec::new(), vec![judge]);
@@ -146,6 +147,7 @@ impl Registry {
                 state: NodeState::Active,
                 disks: register.disks.clone(),
                 memory_bytes: 0,
+                disks_draining: Vec::new(),
             })
             .collect()
     }
@@ -523,7 +525,7 @@ fn disk_of(node: u32) -> DiskId {
 /// The first member is the primary.
 pub fn configuration(epoch: u64, members: &[u32]) -> Configuration {
     let members: Vec<NodeId> = members.iter().copied().map(NodeId).collect();
-    Configuration { epoch: Epoch(epoch), primary: members[0], members }
+    Configuration { epoch: Epoch(epoch), primary: members[0], members, learners: Vec::new() }
 }
 
 pub fn checksums(bytes: &[u8]) -> Vec<u32> {

@@ -4,12 +4,14 @@
 use std::net::SocketAddr;
 
 use milpa_types::{
-    Disk, InodeId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions,
+    Disk, DiskId, InodeId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId,
+    VolumeOptions,
 };
 use milpa_wire::data::Configuration;
 use serde::{Deserialize, Serialize};
 
 use super::partition::Replica;
+use super::task::NewTask;
 
 /// One entry of the managers' log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,6 +113,56 @@ pub enum CommandV1 {
     ReplicasRemoved {
         /// Which replicas.
         replicas: Vec<(PartitionId, NodeId)>,
+    },
+    /// An operator wants a node empty, or takes that back.
+    DrainNode {
+        /// Which.
+        node: NodeId,
+        /// Whether it is to be emptied.
+        drains: bool,
+        /// The leader's wall clock.
+        begun_unix_ms: u64,
+    },
+    /// The same for one disk of a node.
+    DrainDisk {
+        /// Of which node.
+        node: NodeId,
+        /// Which.
+        disk: DiskId,
+        /// Whether it is to be emptied.
+        drains: bool,
+        /// The leader's wall clock.
+        begun_unix_ms: u64,
+    },
+    /// An operator gives a node up for good.
+    RemoveNode {
+        /// Which.
+        node: NodeId,
+    },
+    /// A partition gets another replica.
+    BeginTask(NewTask),
+    /// It has it, or the attempt is given up.
+    EndTask {
+        /// Which partition.
+        partition: PartitionId,
+        /// Which task.
+        id: u64,
+        /// Whether the replica is a member now.
+        done: bool,
+    },
+    /// A data partition has a place too many.
+    DropReplica {
+        /// Which.
+        partition: PartitionId,
+        /// Which of its places.
+        node: NodeId,
+    },
+    /// Other members for a meta partition: the intent. The partition's own group commits it.
+    SetMembers {
+        /// Which.
+        partition: PartitionId,
+        /// All of them.
+        members: Vec<NodeId>,
     },
 }
 

@@ -22,13 +22,15 @@ mod node;
 mod partition;
 mod snapshot;
 mod state;
+mod task;
 mod volume;
 
 pub use command::{Applied, Command, CommandV1, NewDataPartition, NewMetaPartition, Registration};
-pub use node::NodeRecord;
+pub use node::{Drain, NodeRecord};
 pub use partition::{DataRecord, MetaRecord, PartitionKind, Removal, Replica, SplitState};
 pub use snapshot::SnapshotError;
 pub use state::State;
+pub use task::{NewTask, Task, TaskReason};
 pub(crate) use volume::volume_problems;
 pub use volume::{VolumeRecord, VolumeState};
 

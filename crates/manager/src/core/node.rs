@@ -1,19 +1,27 @@
-//! Nodes: registration, and whether they are heard.
+//! Nodes: registration, whether they are heard, and what operators want of them.
 //!
 //! ```text
-//! state    event                                        next
-//! (none)   registers                                    Active
-//! Active   registers again (restart, new address)       Active
-//! Active   silent for the silence period                Silent
-//! Silent   heard, or registers                          Active
+//! state     event                                          next
+//! (none)    registers                                      Active
+//! Active    registers again (restart, new address)         Active
+//! Active    silent for the silence period, or leaves       Silent
+//! Active    an operator drains it                          Draining
+//! Draining  the operator takes that back                   Active
+//! Draining  silent for the silence period, or leaves       Silent, and still marked as drained
+//! Silent    heard, or registers                            Active; Draining if it is marked
+//! Silent    silent for the dead period, or removed         Dead
+//! Dead      heard, or registers                            Active; Draining if it is marked
+//! Dead      removed, and nothing refers to it any more     (forgotten)
+//! any       removed, and it holds nothing                  (forgotten)
 //! ```
 //!
-//! A node is never forgotten in this form: its id stands for the replicas it held.
+//! A node that was removed is not heard any more. Its id stands for the replicas that it held, so
+//! it is forgotten only when no partition has a place on it, and it is never given again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use milpa_types::{DEFAULT_ZONE, Disk, ManagerError, Node, NodeId, NodeState, Role};
+use milpa_types::{DEFAULT_ZONE, Disk, DiskId, ManagerError, Node, NodeId, NodeState, Role};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Registration};
@@ -49,6 +57,21 @@ pub struct NodeRecord {
     pub disks: Vec<Disk>,
     /// Whether the leader hears it.
     pub state: NodeState,
+    /// An operator wants it empty.
+    pub drain: Option<Drain>,
+    /// An operator has removed it: it is forgotten when nothing refers to it any more.
+    pub is_removed: bool,
+    /// Disks that an operator wants empty.
+    pub disks_draining: BTreeMap<DiskId, Drain>,
+}
+
+/// Since when a node or a disk is being emptied, and from what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// The leader's wall clock in milliseconds since 1970. For operators.
+    pub begun_unix_ms: u64,
+    /// Replicas that were there then. For operators.
+    pub replicas: u64,
 }
 
 impl NodeRecord {
@@ -65,6 +88,7 @@ impl NodeRecord {
             state: self.state,
             disks: self.disks.clone(),
             memory_bytes: 0,
+            disks_draining: self.disks_draining.keys().copied().collect(),
         }
     }
 
@@ -74,16 +98,44 @@ impl NodeRecord {
         self.zone = zone_or_default(&registration.zone);
         self.region.clone_from(&registration.region);
         self.disks.clone_from(&registration.disks);
-        self.state = NodeState::Active;
+        self.happens(NodeEvent::Heard);
+    }
+
+    /// Changes the state as the table of this module says.
+    fn happens(&mut self, event: NodeEvent) {
+        if let Some(next) = transition(self.state, event, self.drain.is_some()) {
+            self.state = next;
+        }
     }
 }
 
-/// The next state of a node when the leader's judgement is `wanted`; `None` if nothing changes.
-fn transition(present: NodeState, wanted: NodeState) -> Option<NodeState> {
-    match (present, wanted) {
-        (NodeState::Active, NodeState::Active) | (NodeState::Silent, NodeState::Silent) => None,
-        (NodeState::Active, NodeState::Silent) => Some(NodeState::Silent),
-        (NodeState::Silent, NodeState::Active) => Some(NodeState::Active),
+/// What happens to a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NodeEvent {
+    /// It registers, or its heartbeat arrives.
+    Heard,
+    /// It was not heard for the silence period, or said that it leaves.
+    Missed,
+    /// It was not heard for the dead period, or was removed.
+    GivenUp,
+    /// An operator wants it empty, or takes that back.
+    Marked,
+}
+
+/// The table of this module. `None` if nothing changes.
+fn transition(present: NodeState, event: NodeEvent, drains: bool) -> Option<NodeState> {
+    use NodeEvent as E;
+    use NodeState as S;
+    let in_service = if drains { S::Draining } else { S::Active };
+    match (present, event) {
+        (S::Active | S::Draining, E::Heard | E::Marked) | (S::Silent | S::Dead, E::Heard) => {
+            (present != in_service).then_some(in_service)
+        }
+        (S::Active | S::Draining, E::Missed) => Some(S::Silent),
+        (S::Silent, E::GivenUp) => Some(S::Dead),
+        (S::Active | S::Draining, E::GivenUp)
+        | (S::Silent | S::Dead, E::Missed | E::Marked)
+        | (S::Dead, E::GivenUp) => None,
     }
 }
 
@@ -119,7 +171,9 @@ impl State {
     }
 
     fn node_by_incarnation(&self, role: Role, incarnation: u128) -> Option<NodeId> {
-        let same = |node: &&NodeRecord| node.role == role && node.incarnation == incarnation;
+        let same = |node: &&NodeRecord| {
+            node.role == role && node.incarnation == incarnation && !node.is_removed
+        };
         self.nodes.values().find(same).map(|node| node.id)
     }
 
@@ -128,10 +182,16 @@ impl State {
     fn check_identity(&self, id: NodeId, registration: &Registration) -> Result<(), String> {
         let Some(node) = self.nodes.get(&id) else {
             return Err(format!(
-                "node {id} is not of this cluster: the directory belongs to another one; \
-                 start with an empty directory to join as a new node"
+                "node {id} is not of this cluster: it was removed, or the directory belongs to \
+                 another one; start with an empty directory to join as a new node"
             ));
         };
+        if node.is_removed {
+            return Err(format!(
+                "node {id} was removed from the cluster; start with an empty directory to join \
+                 as a new node"
+            ));
+        }
         if node.role != registration.role {
             return Err(format!(
                 "node {id} is a {} node, not a {} node",
@@ -139,10 +199,7 @@ impl State {
             ));
         }
         if node.incarnation != registration.incarnation {
-            let heard = match node.state {
-                NodeState::Active => "is running",
-                NodeState::Silent => "was last seen",
-            };
+            let heard = if node.state.is_heard() { "is running" } else { "was last seen" };
             return Err(format!(
                 "another node with the id {id} {heard} at {}; \
                  start with an empty directory to join as a new node",
@@ -177,6 +234,9 @@ impl State {
             region: String::new(),
             disks: Vec::new(),
             state: NodeState::Active,
+            drain: None,
+            is_removed: false,
+            disks_draining: BTreeMap::new(),
         };
         node.take_over(registration);
         self.nodes.insert(id, node);
@@ -184,13 +244,64 @@ impl State {
     }
 
     pub(super) fn set_node_state(&mut self, id: NodeId, wanted: NodeState) -> Applied {
-        if let Some(node) = self.nodes.get_mut(&id)
-            && let Some(next) = transition(node.state, wanted)
-        {
-            node.state = next;
+        let event = match wanted {
+            NodeState::Active | NodeState::Draining => NodeEvent::Heard,
+            NodeState::Silent => NodeEvent::Missed,
+            NodeState::Dead => NodeEvent::GivenUp,
+        };
+        if let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.is_removed) {
+            node.happens(event);
         }
         Applied::Done
     }
+
+    pub(super) fn drain_node(&mut self, id: NodeId, drains: bool, begun_unix_ms: u64) -> Applied {
+        let replicas = self.replicas_on(id, None) as u64;
+        let Some(node) = self.nodes.get_mut(&id).filter(|node| !node.is_removed) else {
+            return no_node(id);
+        };
+        node.drain = drains.then_some(node.drain.unwrap_or(Drain { begun_unix_ms, replicas }));
+        node.happens(NodeEvent::Marked);
+        Applied::Done
+    }
+
+    pub(super) fn drain_disk(
+        &mut self,
+        id: NodeId,
+        disk: DiskId,
+        drains: bool,
+        begun_unix_ms: u64,
+    ) -> Applied {
+        let replicas = self.replicas_on(id, Some(disk)) as u64;
+        let Some(node) = self.nodes.get_mut(&id) else { return no_node(id) };
+        if node.role != Role::Data || !node.disks.iter().any(|known| known.id == disk) {
+            let reason = format!("node {id} has no disk {disk}");
+            return Applied::Refused(ManagerError::Refused { reason });
+        }
+        if drains {
+            node.disks_draining.entry(disk).or_insert(Drain { begun_unix_ms, replicas });
+        } else {
+            node.disks_draining.remove(&disk);
+        }
+        Applied::Done
+    }
+
+    pub(super) fn remove_node(&mut self, id: NodeId) -> Applied {
+        if let Some(problem) = self.removal_problem(id) {
+            return Applied::Refused(problem);
+        }
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.happens(NodeEvent::Missed);
+            node.happens(NodeEvent::GivenUp);
+            node.is_removed = true;
+        }
+        self.forget_removed();
+        Applied::Done
+    }
+}
+
+fn no_node(id: NodeId) -> Applied {
+    Applied::Refused(ManagerError::Refused { reason: format!("there is no node {id}") })
 }
 
 /// Everything wrong with a registration, one line each.
@@ -223,4 +334,40 @@ fn registration_problems(registration: &Registration) -> Vec<String> {
         problems.push("disks: two have the same id".to_owned());
     }
     problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The module's table, line by line.
+    #[test]
+    fn the_transition_table() {
+        use NodeEvent as E;
+        use NodeState as S;
+        let rows = [
+            (S::Active, E::Heard, false, S::Active),
+            (S::Active, E::Missed, false, S::Silent),
+            (S::Active, E::Marked, true, S::Draining),
+            (S::Active, E::GivenUp, false, S::Active),
+            (S::Draining, E::Heard, true, S::Draining),
+            (S::Draining, E::Marked, false, S::Active),
+            (S::Draining, E::Missed, true, S::Silent),
+            (S::Draining, E::GivenUp, true, S::Draining),
+            (S::Silent, E::Heard, false, S::Active),
+            (S::Silent, E::Heard, true, S::Draining),
+            (S::Silent, E::GivenUp, false, S::Dead),
+            (S::Silent, E::Marked, true, S::Silent),
+            (S::Silent, E::Missed, false, S::Silent),
+            (S::Dead, E::Heard, false, S::Active),
+            (S::Dead, E::Heard, true, S::Draining),
+            (S::Dead, E::Missed, false, S::Dead),
+            (S::Dead, E::GivenUp, false, S::Dead),
+            (S::Dead, E::Marked, true, S::Dead),
+        ];
+        for (present, event, drains, expected) in rows {
+            let next = transition(present, event, drains).unwrap_or(present);
+            assert_eq!(next, expected, "{present:?}, {event:?}, drains: {drains}");
+        }
+    }
 }

@@ -57,6 +57,8 @@ pub struct MetaRecord {
     pub slot: MetaSlot,
     /// Its replicas; the first campaigned at the start.
     pub members: Vec<NodeId>,
+    /// A new replica that learns what the members know, to become one of them.
+    pub joining: Option<NodeId>,
     /// Replicas that were reported once. One that is missing later was lost.
     pub created: BTreeSet<NodeId>,
     /// Whether it was split.
@@ -83,6 +85,13 @@ impl DataRecord {
     #[must_use]
     pub fn disk_of(&self, node: NodeId) -> Option<DiskId> {
         self.replicas.iter().find(|replica| replica.node == node).map(|replica| replica.disk)
+    }
+
+    /// Whether a node is a member or learner of the newest configuration decided.
+    #[must_use]
+    pub fn is_configured(&self, node: NodeId) -> bool {
+        let Configuration { members, learners, .. } = &self.configuration;
+        members.contains(&node) || learners.contains(&node)
     }
 }
 
@@ -114,7 +123,8 @@ impl State {
         let id = self.take_partition_id();
         let members = new.members.clone();
         let (created, split) = (BTreeSet::new(), SplitState::Open);
-        self.meta.insert(id, MetaRecord { id, volume, slot, members, created, split });
+        let joining = None;
+        self.meta.insert(id, MetaRecord { id, volume, slot, members, joining, created, split });
         if let Some(record) = self.volumes.get_mut(&volume) {
             record.meta.push(id);
         }
@@ -165,10 +175,13 @@ impl State {
         if configuration.epoch.0 != record.configuration.epoch.0 + 1 {
             return stale("another configuration came first");
         }
+        let learners = &configuration.learners;
         if members.len() != configuration.members.len()
             || members.len() < MEMBERS_MIN
+            || learners.len() > 1
             || !members.contains(&configuration.primary)
-            || !members.iter().all(holds)
+            || !members.iter().chain(learners).all(holds)
+            || learners.iter().any(|learner| members.contains(learner))
         {
             return stale("not a configuration of this partition");
         }
@@ -179,7 +192,7 @@ impl State {
     pub(super) fn replicas_created(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {
         for (partition, node) in replicas {
             if let Some(record) = self.meta.get_mut(partition)
-                && record.members.contains(node)
+                && (record.members.contains(node) || record.joining == Some(*node))
             {
                 record.created.insert(*node);
             }
@@ -207,14 +220,25 @@ impl State {
     pub(super) fn remove_partitions(&mut self, volume: &VolumeRecord) {
         for id in &volume.meta {
             let Some(record) = self.meta.remove(id) else { continue };
-            let nodes = record.members.into_iter().collect();
+            self.end_tasks_of(*id);
+            let nodes = record.members.into_iter().chain(record.joining).collect();
             self.removals.insert(*id, Removal { kind: PartitionKind::Meta, nodes });
         }
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
+            self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();
             self.removals.insert(*id, Removal { kind: PartitionKind::Data, nodes });
         }
+        self.forget_removed();
+    }
+
+    /// A node that is no more confirms nothing.
+    pub(super) fn forget_removals_on(&mut self, node: NodeId) {
+        for removal in self.removals.values_mut() {
+            removal.nodes.remove(&node);
+        }
+        self.removals.retain(|_, removal| !removal.nodes.is_empty());
     }
 }
 

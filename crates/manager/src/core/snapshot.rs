@@ -3,7 +3,7 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 1
+//!      4    4 format: 2
 //!      8    4 CRC32C of what follows
 //!     12    . the state (postcard)
 //! ```
@@ -13,7 +13,7 @@ use milpa_wire::frame::crc32c;
 use super::state::State;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 const HEADER_BYTES: usize = 12;
 
 /// Bytes that are no state.
@@ -28,6 +28,12 @@ pub enum SnapshotError {
     /// Written by a newer program.
     #[error("state has the format {found}, this program knows {FORMAT}; use the newer program")]
     Newer {
+        /// The format found.
+        found: u32,
+    },
+    /// Written by a program from before the first release.
+    #[error("state has the old format {found}, this program knows {FORMAT}; make a new cluster")]
+    Older {
         /// The format found.
         found: u32,
     },
@@ -64,8 +70,10 @@ impl State {
             return Err(malformed());
         }
         let found = u32::from_le_bytes(*format);
-        if found != FORMAT {
-            return Err(SnapshotError::Newer { found });
+        match found.cmp(&FORMAT) {
+            std::cmp::Ordering::Less => return Err(SnapshotError::Older { found }),
+            std::cmp::Ordering::Greater => return Err(SnapshotError::Newer { found }),
+            std::cmp::Ordering::Equal => {}
         }
         if u32::from_le_bytes(*checksum) != crc32c(body) {
             return Err(SnapshotError::Damaged);

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::command::{Applied, Command, CommandV1};
 use super::node::NodeRecord;
 use super::partition::{DataRecord, MetaRecord, Removal};
+use super::task::Task;
 use super::volume::VolumeRecord;
 use crate::config::NODE_ID_FIRST;
 
@@ -36,6 +37,10 @@ pub struct State {
     pub(super) data: BTreeMap<PartitionId, DataRecord>,
     /// Partitions of deleted volumes whose replicas are not all gone.
     pub(super) removals: BTreeMap<PartitionId, Removal>,
+    /// The next task's id.
+    pub(super) task_next: u64,
+    /// Replicas being made, by partition.
+    pub(super) tasks: BTreeMap<PartitionId, Task>,
 }
 
 impl State {
@@ -54,6 +59,8 @@ impl State {
             meta: BTreeMap::new(),
             data: BTreeMap::new(),
             removals: BTreeMap::new(),
+            task_next: 1,
+            tasks: BTreeMap::new(),
         }
     }
 
@@ -90,6 +97,17 @@ impl State {
             }
             CommandV1::ReplicasCreated { replicas } => self.replicas_created(replicas),
             CommandV1::ReplicasRemoved { replicas } => self.replicas_removed(replicas),
+            CommandV1::DrainNode { node, drains, begun_unix_ms } => {
+                self.drain_node(*node, *drains, *begun_unix_ms)
+            }
+            CommandV1::DrainDisk { node, disk, drains, begun_unix_ms } => {
+                self.drain_disk(*node, *disk, *drains, *begun_unix_ms)
+            }
+            CommandV1::RemoveNode { node } => self.remove_node(*node),
+            CommandV1::BeginTask(new) => self.begin_task(new),
+            CommandV1::EndTask { partition, id, done } => self.end_task(*partition, *id, *done),
+            CommandV1::DropReplica { partition, node } => self.drop_replica(*partition, *node),
+            CommandV1::SetMembers { partition, members } => self.set_members(*partition, members),
         }
     }
 

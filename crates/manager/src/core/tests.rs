@@ -221,6 +221,7 @@ fn an_epoch_is_given_once_and_never_with_fewer_than_two_members() {
             epoch: Epoch(epoch),
             members: members.iter().map(|id| NodeId(*id)).collect(),
             primary: NodeId(primary),
+            learners: Vec::new(),
         },
     };
     assert_eq!(log.apply(configuration(2, &[104, 105], 104)), Applied::Done);
@@ -314,8 +315,10 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
     *flipped.last_mut().unwrap() ^= 1;
     assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged));
     let mut newer = bytes.clone();
-    newer[4] = 2;
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 2 }));
+    newer[4] = 3;
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 3 }));
+    newer[4] = 1;
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Older { found: 1 }));
     assert!(matches!(State::decode(&bytes[..11]), Err(SnapshotError::Malformed { .. })));
     assert!(matches!(State::decode(b"something else"), Err(SnapshotError::Malformed { .. })));
 }
@@ -354,7 +357,12 @@ fn any_command() -> impl Strategy<Value = CommandV1> {
         (partition.clone(), 1_u64..4, members, node.clone()).prop_map(
             |(partition, epoch, members, primary)| CommandV1::SetConfiguration {
                 partition,
-                configuration: Configuration { epoch: Epoch(epoch), members, primary },
+                configuration: Configuration {
+                    epoch: Epoch(epoch),
+                    members,
+                    primary,
+                    learners: Vec::new()
+                },
             }
         ),
         (partition.clone(), node.clone()).prop_map(|(partition, node)| {
@@ -395,7 +403,7 @@ proptest! {
         if bytes.len() >= 12 {
             let sum = milpa_wire::frame::crc32c(&bytes[12..]);
             bytes[..4].copy_from_slice(b"MLMS");
-            bytes[4..8].copy_from_slice(&1_u32.to_le_bytes());
+            bytes[4..8].copy_from_slice(&2_u32.to_le_bytes());
             bytes[8..12].copy_from_slice(&sum.to_le_bytes());
             let _ = State::decode(&bytes);
         }

@@ -189,7 +189,8 @@ impl State {
         let id = self.take_partition_id();
         let members: Vec<NodeId> = new.replicas.iter().map(|replica| replica.node).collect();
         let primary = members.first().copied().unwrap_or_default();
-        let configuration = Configuration { epoch: Epoch(1), members, primary };
+        let configuration =
+            Configuration { epoch: Epoch(1), members, primary, learners: Vec::new() };
         let (replicas, created) = (new.replicas.clone(), BTreeSet::new());
         self.data.insert(id, DataRecord { id, volume, replicas, created, configuration });
         if let Some(record) = self.volumes.get_mut(&volume) {

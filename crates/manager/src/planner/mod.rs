@@ -10,15 +10,23 @@
 //! |---|---|---|
 //! | [`silence`] | when each node was heard | node states |
 //! | [`repair`] | members that are away or back | data configurations, epoch by epoch |
+//! | [`replace`] | places of data partitions that are lost or have to go | tasks, places to drop |
+//! | [`members`] | the same for meta partitions | tasks, members, steps for their groups |
+//! | [`balance`] | who orders appends, who leads | primaries and leaders that move |
 //! | [`growth`] | how full partitions are | new data partitions, splits (Algorithm 1) |
 //! | [`reconcile`] | what nodes lack or hold too much of | steps |
 //! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
+pub mod balance;
+pub mod drain;
 pub mod growth;
+pub mod health;
+pub mod members;
 pub mod place;
 pub mod readiness;
 pub mod reconcile;
 pub mod repair;
+pub mod replace;
 pub mod seed;
 pub mod silence;
 
@@ -44,6 +52,8 @@ pub struct View<'a> {
     pub policy: &'a Policy,
     /// The leader's monotonic clock.
     pub now_ms: u64,
+    /// The leader's wall clock in milliseconds since 1970: for operators, and to give a task up.
+    pub unix_ms: u64,
     /// Decides between equals; another one each pass.
     pub seed: u64,
 }
@@ -66,9 +76,15 @@ pub fn plan(view: View<'_>) -> Plan {
     let mut plan = Plan::default();
     silence::plan(view, &mut plan);
     repair::plan(view, &mut plan);
+    replace::plan(view, &mut plan);
+    members::plan(view, &mut plan);
     growth::plan(view, &mut plan);
     readiness::plan(view, &mut plan);
     reconcile::plan(view, &mut plan);
+    let is_quiet = plan.commands.is_empty() && plan.steps.is_empty();
+    if view.policy.balances && is_quiet {
+        balance::plan(view, &mut plan);
+    }
     plan
 }
 

@@ -119,6 +119,10 @@ pub struct Topology {
     pub candidates: Vec<Candidate>,
     /// Nodes that may not, with the reason.
     pub excluded: Vec<String>,
+    /// The fault domain of every node of the role: its region, or itself.
+    pub domains: BTreeMap<NodeId, (String, NodeId)>,
+    /// Nodes in trusted regions.
+    pub trusted: BTreeSet<NodeId>,
 }
 
 /// Which rule could not be met, and what is missing.
@@ -156,6 +160,50 @@ pub fn place(
         missing: format!("no choice of {} nodes meets all rules", policy.replicas),
     })?;
     Ok(chosen.iter().map(|c| Replica { node: c.node, disk: c.disk() }).collect())
+}
+
+/// Chooses a place for one more replica of a partition that has places already. It goes to none of
+/// the nodes `held`, and meets rule 1 together with those `kept`. `None` if a place can be had, but
+/// only on nodes that `allowed` turns down for now.
+///
+/// # Errors
+///
+/// [`Shortage`] when no node meets rule 1.
+pub fn place_one(
+    topology: &Topology,
+    (held, kept): (&[NodeId], &[NodeId]),
+    choices: usize,
+    seed: u64,
+    allowed: impl Fn(NodeId) -> bool,
+) -> Result<Option<Replica>, Shortage> {
+    let known = |node: &NodeId| topology.domains.get(node);
+    let used: BTreeSet<&(String, NodeId)> = kept.iter().filter_map(known).collect();
+    let free = |c: &&Candidate| {
+        !held.contains(&c.node) && known(&c.node).is_none_or(|domain| !used.contains(domain))
+    };
+    let able: Vec<&Candidate> = topology.candidates.iter().filter(free).collect();
+    if able.is_empty() {
+        let role = topology.role;
+        let mut missing = format!("another {role} node is needed, none can take a replica");
+        if !topology.excluded.is_empty() {
+            missing = format!("{missing} ({})", topology.excluded.join(", "));
+        }
+        return Err(Shortage { rule: NODE_RULE, missing });
+    }
+    let has_trust = kept.iter().any(|node| topology.trusted.contains(node));
+    let mut able: Vec<&Candidate> = if has_trust || kept.is_empty() {
+        able
+    } else {
+        able.into_iter().filter(|candidate| candidate.trusted).collect()
+    };
+    if able.is_empty() {
+        let missing = format!("no {} node with room is in one", topology.role);
+        return Err(Shortage { rule: TRUST_RULE, missing });
+    }
+    able.retain(|candidate| allowed(candidate.node));
+    SplitMix::new(seed).sample(&mut able, choices);
+    let best = able.into_iter().min_by_key(|c| (c.score(false), c.node));
+    Ok(best.map(|candidate| Replica { node: candidate.node, disk: candidate.disk() }))
 }
 
 /// Rule 4: the least used of a few sets that can hold all replicas by themselves.
@@ -257,13 +305,31 @@ fn count_domains(among: &[&Candidate]) -> usize {
 }
 
 impl Topology {
+    /// No node at all.
+    #[must_use]
+    pub fn empty(role: Role) -> Topology {
+        Topology {
+            role,
+            candidates: Vec::new(),
+            excluded: Vec::new(),
+            domains: BTreeMap::new(),
+            trusted: BTreeSet::new(),
+        }
+    }
+
     /// The nodes of `role` as they are now.
     #[must_use]
     pub fn of(view: View<'_>, role: Role) -> Topology {
-        let mut topology = Topology { role, candidates: Vec::new(), excluded: Vec::new() };
+        let mut topology = Topology::empty(role);
         let set_nodes = view.policy.raft_set_nodes.max(1);
         let nodes = view.state.nodes().filter(|node| node.role == role);
         for (rank, node) in (0_u32..).zip(nodes) {
+            let region = node.region.clone();
+            let alone = if region.is_empty() { node.id } else { NodeId::default() };
+            topology.domains.insert(node.id, (region, alone));
+            if is_trusted(view.policy, node) {
+                topology.trusted.insert(node.id);
+            }
             match candidate(view, node, rank / set_nodes) {
                 Ok(candidate) => topology.candidates.push(candidate),
                 Err(reason) => topology.excluded.push(format!("node {} {reason}", node.id)),
@@ -278,7 +344,8 @@ impl Topology {
             Role::Meta => {
                 for record in view.state.meta_partitions() {
                     let place = |node: &NodeId| Replica { node: *node, disk: DiskId::default() };
-                    let replicas: Vec<Replica> = record.members.iter().map(place).collect();
+                    let replicas: Vec<Replica> =
+                        record.members.iter().chain(&record.joining).map(place).collect();
                     self.count(&replicas, record.members.first().copied());
                 }
             }
@@ -339,13 +406,17 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
     match node.state {
         NodeState::Active => {}
         NodeState::Silent => return Err("is silent"),
+        NodeState::Draining => return Err("is drained"),
+        NodeState::Dead => return Err("is dead"),
     }
     let load = view.loads.report(node.id);
     let disks = view.loads.disks(node);
     // Only disks that the state knows can be named in a command.
     let registered = |disk: &&Disk| node.disks.iter().any(|known| known.id == disk.id);
-    let usable: Vec<&Disk> =
-        disks.iter().filter(registered).filter(|d| has_room(view.policy, d)).collect();
+    let stays = |disk: &&Disk| !node.disks_draining.contains_key(&disk.id);
+    let usable: Vec<&Disk> = (disks.iter().filter(registered).filter(stays))
+        .filter(|disk| has_room(view.policy, disk))
+        .collect();
     if node.role == Role::Data && usable.is_empty() {
         return Err("has no disk with room");
     }
@@ -364,7 +435,6 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
             per_mille(capacity.saturating_sub(free), capacity)
         }
     };
-    let trusted_regions = &view.policy.trusted_regions;
     let choice = |disk: &&Disk| DiskChoice {
         id: disk.id,
         utilization: per_mille(
@@ -377,9 +447,7 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
         node: node.id,
         zone: node.zone.clone(),
         region: node.region.clone(),
-        trusted: node.region.is_empty()
-            || trusted_regions.is_empty()
-            || trusted_regions.contains(&node.region),
+        trusted: is_trusted(view.policy, node),
         set,
         utilization,
         extents: load.map_or(0, |load| load.data.values().map(|report| report.extents).sum()),
@@ -387,6 +455,11 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
         primaries: 0,
         disks: usable.iter().map(choice).collect(),
     })
+}
+
+fn is_trusted(policy: &Policy, node: &NodeRecord) -> bool {
+    let trusted = &policy.trusted_regions;
+    node.region.is_empty() || trusted.is_empty() || trusted.contains(&node.region)
 }
 
 /// Whether a disk may take new extents.

@@ -1,6 +1,6 @@
 //! What a volume still lacks before it can be used, and confirmation of what has come.
 
-use milpa_types::{NodeId, NodeState, PartitionId, VolumeId};
+use milpa_types::{NodeId, PartitionId, VolumeId};
 
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord, MetaRecord, SplitState, VolumeState};
@@ -93,5 +93,5 @@ fn data_lacking(view: View<'_>, record: &DataRecord) -> Option<Lacking> {
 }
 
 fn is_active(view: View<'_>, node: NodeId) -> bool {
-    view.state.node(node).is_some_and(|node| node.state == NodeState::Active)
+    view.state.node(node).is_some_and(|node| node.state.is_heard())
 }

@@ -3,11 +3,13 @@
 //! A step is planned in every pass until the reports show it done, so no answer matters: not a
 //! lost one, nor one that a former leader got.
 
-use milpa_types::{InodeId, NodeId, NodeState, PartitionId, VolumeId, VolumeOptions};
+use milpa_types::{InodeId, NodeId, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::data::{Configuration, CreateDataPartition};
 use milpa_wire::meta::CreateMetaPartition;
 
-use super::repair::has_lost_replica;
+use super::health::{Place, data_place, is_aligned};
+use super::members;
+use super::replace::target;
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord, MetaRecord, PartitionKind, SplitState};
 use crate::loads::NodeLoad;
@@ -59,7 +61,27 @@ pub enum Step {
         /// The options.
         options: VolumeOptions,
     },
-    /// Drop a replica of a partition that is no more.
+    /// Commit members in a meta partition's group. The first of `ask` that leads does.
+    SetMembers {
+        /// Which partition.
+        partition: PartitionId,
+        /// Who shall vote.
+        voters: Vec<NodeId>,
+        /// Who shall learn.
+        learners: Vec<NodeId>,
+        /// Whom to ask, the likely leader first.
+        ask: Vec<NodeId>,
+    },
+    /// Hand the leadership of a meta partition over.
+    TransferLeader {
+        /// Which partition.
+        partition: PartitionId,
+        /// Who leads it.
+        from: NodeId,
+        /// Who shall.
+        to: NodeId,
+    },
+    /// Drop a replica of a partition that is no more, or that has enough others.
     Delete {
         /// Who.
         node: NodeId,
@@ -83,6 +105,10 @@ pub enum StepKey {
     SetOptions(VolumeId, NodeId),
     /// See [`Step::Delete`].
     Delete(PartitionId, NodeId),
+    /// See [`Step::SetMembers`].
+    SetMembers(PartitionId),
+    /// See [`Step::TransferLeader`].
+    TransferLeader(PartitionId),
 }
 
 impl Step {
@@ -96,6 +122,8 @@ impl Step {
             Step::Split { partition, .. } => StepKey::Split(*partition),
             Step::SetOptions { node, volume, .. } => StepKey::SetOptions(*volume, *node),
             Step::Delete { node, partition, .. } => StepKey::Delete(*partition, *node),
+            Step::SetMembers { partition, .. } => StepKey::SetMembers(*partition),
+            Step::TransferLeader { partition, .. } => StepKey::TransferLeader(*partition),
         }
     }
 
@@ -107,7 +135,10 @@ impl Step {
             | Step::CreateData { node, .. }
             | Step::SetOptions { node, .. }
             | Step::Delete { node, .. } => Some(*node),
-            Step::Configure { ask, .. } | Step::Split { ask, .. } => ask.first().copied(),
+            Step::TransferLeader { from, .. } => Some(*from),
+            Step::Configure { ask, .. }
+            | Step::Split { ask, .. }
+            | Step::SetMembers { ask, .. } => ask.first().copied(),
         }
     }
 
@@ -121,6 +152,8 @@ impl Step {
             Step::Split { .. } => "split",
             Step::SetOptions { .. } => "set_options",
             Step::Delete { .. } => "delete",
+            Step::SetMembers { .. } => "set_members",
+            Step::TransferLeader { .. } => "transfer_leader",
         }
     }
 }
@@ -132,6 +165,7 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
     for record in view.state.meta_partitions() {
         create_meta(view, record, plan);
+        plan.steps.extend(members::step(view, record));
         plan.steps.extend(split(view, record));
     }
     for record in view.state.data_partitions() {
@@ -140,13 +174,11 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     set_options(view, plan);
     remove(view, plan);
     remove_strays(view, plan);
+    remove_dropped(view, plan);
 }
 
 fn is_active(view: View<'_>, node: NodeId) -> bool {
-    view.state.node(node).is_some_and(|node| match node.state {
-        NodeState::Active => true,
-        NodeState::Silent => false,
-    })
+    view.state.node(node).is_some_and(|node| node.state.is_heard())
 }
 
 /// A node that is heard and has reported what it holds.
@@ -155,7 +187,7 @@ fn reporting<'a>(view: View<'a>, node: NodeId) -> Option<&'a NodeLoad> {
 }
 
 /// `first` if it is there, then the others, all of them heard.
-fn ask_order(view: View<'_>, first: Option<NodeId>, members: &[NodeId]) -> Vec<NodeId> {
+pub(super) fn ask_order(view: View<'_>, first: Option<NodeId>, members: &[NodeId]) -> Vec<NodeId> {
     let others = members.iter().copied().filter(|node| Some(*node) != first);
     first.into_iter().chain(others).filter(|node| is_active(view, *node)).collect()
 }
@@ -174,18 +206,9 @@ fn configure(view: View<'_>, record: &DataRecord) -> Option<Step> {
 /// where the lost one had voted (RELIABILITY.md 4.6).
 fn create_meta(view: View<'_>, record: &MetaRecord, plan: &mut Plan) {
     let Some(volume) = view.state.volume(record.volume) else { return };
-    for node in record.members.iter().copied() {
+    for node in record.members.iter().chain(&record.joining).copied() {
         let Some(load) = reporting(view, node) else { continue };
-        if load.meta.contains_key(&record.id) {
-            continue;
-        }
-        if record.created.contains(&node) {
-            if has_lost_replica(view, node, record.id, &record.created) {
-                plan.problems.push(format!(
-                    "meta partition {} of volume {:?} has lost its replica on node {node}",
-                    record.id, volume.name
-                ));
-            }
+        if load.meta.contains_key(&record.id) || record.created.contains(&node) {
             continue;
         }
         let create = CreateMetaPartition {
@@ -193,14 +216,15 @@ fn create_meta(view: View<'_>, record: &MetaRecord, plan: &mut Plan) {
             volume: record.volume,
             options: volume.options.clone(),
             slot: record.slot,
-            members: record.members.clone(),
+            members: record.members.iter().chain(&record.joining).copied().collect(),
+            joins: record.joining == Some(node),
         };
         plan.steps.push(Step::CreateMeta { node, create });
     }
 }
 
-/// As for meta partitions, except that a lost replica may come back once the configuration is
-/// without it: then it joins blank and has no say.
+/// As for meta partitions, except that a lost replica may be made again once the configuration is
+/// without it, as a task: it is filled like any other before it has a say.
 fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
     let Some(volume) = view.state.volume(record.volume) else { return };
     for replica in &record.replicas {
@@ -210,8 +234,11 @@ fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
             continue;
         }
         let configuration = view.loads.configuration(record);
+        let is_made =
+            view.state.task(record.id).is_some_and(|task| task.place.node == replica.node);
+        let is_first = data_place(view, record, replica.node) == Place::Coming;
         let is_member = configuration.members.contains(&replica.node);
-        if record.created.contains(&replica.node) && is_member {
+        if !is_first && (!is_made || is_member) {
             continue;
         }
         let create = CreateDataPartition {
@@ -293,4 +320,38 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
             plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
         }
     }
+}
+
+/// Replicas at places that were dropped, or that their partition never knew: only while it has all
+/// its copies without them, in a configuration that has been adopted.
+fn remove_dropped(view: View<'_>, plan: &mut Plan) {
+    let mut whole: std::collections::BTreeMap<PartitionId, bool> = Default::default();
+    for node in view.state.nodes() {
+        let Some(load) = reporting(view, node.id) else { continue };
+        let node = node.id;
+        for partition in load.data.keys().copied() {
+            let Some(record) = view.state.data_partition(partition) else { continue };
+            if record.disk_of(node).is_some() || record.is_configured(node) {
+                continue;
+            }
+            if *whole.entry(partition).or_insert_with(|| is_whole(view, record)) {
+                plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
+            }
+        }
+        for partition in load.meta.keys().copied() {
+            let Some(record) = view.state.meta_partition(partition) else { continue };
+            if !record.members.contains(&node)
+                && record.joining != Some(node)
+                && members::is_whole(view, record)
+            {
+                plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
+            }
+        }
+    }
+}
+
+fn is_whole(view: View<'_>, record: &DataRecord) -> bool {
+    let members = &record.configuration.members;
+    let serves = |node: &&NodeId| data_place(view, record, **node) == Place::Good;
+    members.iter().filter(serves).count() >= target(view, record) && is_aligned(view, record)
 }

@@ -3,14 +3,17 @@
 //! A configuration is only planned when the one before it was adopted, so that the group is never
 //! more than one epoch behind the intent and the chain of epochs has no gap. A member that is
 //! silent, whose disk is fenced, or that lost its replica leaves; a replica that is there and not a
-//! member comes back. Never below two members (DESIGN.md section 5), and never without a majority
+//! member comes back. A replica that is being made (`replace`) is a learner first, and becomes a
+//! member when it holds what the members hold. Never below two members (DESIGN.md section 5), and never without a majority
 //! of the old members, which the group needs to commit the change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
+use milpa_types::{Epoch, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
 
+use super::health::is_aligned;
+use super::replace::{has_enough_members, surplus};
 use super::{Plan, View};
 use crate::core::{CommandV1, DataRecord};
 
@@ -50,36 +53,54 @@ fn next_configuration(
     let members: BTreeSet<NodeId> = present.members.iter().copied().collect();
     let staying: BTreeSet<NodeId> =
         members.iter().copied().filter(|node| may_stay(view, record, *node)).collect();
+    let surplus = surplus(view, record);
+    let is_filled = is_aligned(view, record);
+    let learner = learner(view, record, &members);
+    let has_enough = has_enough_members(view, record);
+    let owner = view.state.task(record.id).map(|task| task.place.node);
+    let joins = |node: NodeId| {
+        if owner == Some(node) {
+            learner == owner && is_filled && present.learners.contains(&node)
+        } else {
+            !has_enough && may_join(view, record, &members, node)
+        }
+    };
     let wanted: Vec<NodeId> = (record.replicas.iter().map(|replica| replica.node))
-        .filter(|node| staying.contains(node) || may_join(view, record, &members, *node))
+        .filter(|node| Some(*node) != surplus)
+        .filter(|node| staying.contains(node) || joins(*node))
         .collect();
+    let learners: Vec<NodeId> = learner.filter(|node| !wanted.contains(node)).into_iter().collect();
+    let is_same = wanted.len() == members.len()
+        && wanted.iter().all(|node| members.contains(node))
+        && learners == present.learners;
     let has_majority = staying.len() * 2 > members.len();
-    if wanted.len() < MEMBERS_MIN
-        || !has_majority
-        || wanted.iter().eq(members_in_order(record, &members))
-    {
+    if wanted.len() < MEMBERS_MIN || !has_majority || is_same {
         return None;
     }
     // A replica that has just come back lacks bytes: the primary is one that stayed.
-    let primary = if staying.contains(&present.primary) {
+    let may_order = |node: &&NodeId| staying.contains(node) && Some(**node) != surplus;
+    let primary = if may_order(&&present.primary) {
         present.primary
     } else {
         let load = |node: &&NodeId| (primaries.get(node).copied().unwrap_or(0), **node);
-        *staying.iter().min_by_key(load)?
+        *wanted.iter().filter(may_order).min_by_key(load)?
     };
-    Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary })
+    Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary, learners })
 }
 
-fn members_in_order<'a>(
-    record: &'a DataRecord,
-    members: &'a BTreeSet<NodeId>,
-) -> impl Iterator<Item = &'a NodeId> {
-    record.replicas.iter().map(|replica| &replica.node).filter(|node| members.contains(node))
+/// The replica that is being made, once it is there to be filled.
+fn learner(view: View<'_>, record: &DataRecord, members: &BTreeSet<NodeId>) -> Option<NodeId> {
+    let task = view.state.task(record.id).filter(|task| !task.is_given_up)?;
+    let owner = task.place.node;
+    let is_learner =
+        record.configuration.learners.contains(&owner) || may_join(view, record, members, owner);
+    (is_learner && !members.contains(&owner)).then_some(owner)
 }
 
 /// A member stays unless there is proof that it cannot serve.
 fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
-    can_serve(view, record, node) && !has_lost_replica(view, node, record.id, &record.created)
+    let is_created = record.created.contains(&node);
+    can_serve(view, record, node) && !has_lost_replica(view, node, record.id, is_created)
 }
 
 /// A replica joins when there is proof that it is there.
@@ -90,14 +111,10 @@ fn may_join(view: View<'_>, record: &DataRecord, members: &BTreeSet<NodeId>, nod
 
 fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let Some(known) = view.state.node(node) else { return false };
-    let is_active = match known.state {
-        NodeState::Active => true,
-        NodeState::Silent => false,
-    };
     let disk = record.disk_of(node);
     let is_fenced =
         view.loads.disks(known).iter().any(|d| Some(d.id) == disk && d.fenced.is_some());
-    is_active && !is_fenced
+    known.state.is_heard() && !is_fenced
 }
 
 /// Whether a replica that once was there is missing from the reports of a node that has been
@@ -107,10 +124,10 @@ pub fn has_lost_replica(
     view: View<'_>,
     node: NodeId,
     partition: PartitionId,
-    created: &BTreeSet<NodeId>,
+    is_created: bool,
 ) -> bool {
     let Some(load) = view.loads.report(node) else { return false };
     let held = load.data.contains_key(&partition) || load.meta.contains_key(&partition);
     let reporting_ms = load.reporting_since_ms.map_or(0, |since| view.now_ms.saturating_sub(since));
-    created.contains(&node) && !held && reporting_ms >= view.policy.silence_period_ms
+    is_created && !held && reporting_ms >= view.policy.silence_period_ms
 }

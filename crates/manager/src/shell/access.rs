@@ -12,7 +12,7 @@ const OPERATORS: &[Role] = &[Role::Admin];
 pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
     use ManagerRequest as R;
     match request {
-        R::Register(_) | R::Heartbeat(_) => SERVERS,
+        R::Register(_) | R::Heartbeat(_) | R::Leave { .. } => SERVERS,
         R::GetVolume { .. } => &[Role::Client, Role::Admin, Role::Meta, Role::Data],
         R::GetVolumeById { .. } | R::GetNodes => &[Role::Meta, Role::Data, Role::Admin],
         R::FetchSnapshot { .. } => &[Role::Manager],
@@ -24,7 +24,11 @@ pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
         | R::ListPartitions { .. }
         | R::Status
         | R::GetVolumeKey { .. }
-        | R::GrowVolume { .. } => OPERATORS,
+        | R::GrowVolume { .. }
+        | R::DrainNode { .. }
+        | R::RemoveNode { .. }
+        | R::DrainDisk { .. }
+        | R::ListTasks => OPERATORS,
     }
 }
 
@@ -48,6 +52,11 @@ pub fn operation(request: &ManagerRequest) -> &'static str {
         R::GetVolumeKey { .. } => "get_volume_key",
         R::FetchSnapshot { .. } => "fetch_snapshot",
         R::GrowVolume { .. } => "grow_volume",
+        R::DrainNode { .. } => "drain_node",
+        R::RemoveNode { .. } => "remove_node",
+        R::DrainDisk { .. } => "drain_disk",
+        R::ListTasks => "list_tasks",
+        R::Leave { .. } => "leave",
     }
 }
 
@@ -95,6 +104,9 @@ pub fn check(caller: Caller, request: &ManagerRequest) -> Result<(), ManagerErro
             if caller.node.0 != 0 && heartbeat.node != caller.node =>
         {
             refuse(format!("node {} cannot speak for node {}", caller.node, heartbeat.node))
+        }
+        ManagerRequest::Leave { node, .. } if caller.node.0 != 0 && *node != caller.node => {
+            refuse(format!("node {} cannot speak for node {node}", caller.node))
         }
         _ => Ok(()),
     }
@@ -149,6 +161,11 @@ mod tests {
             R::GetVolumeKey { name: name() },
             R::FetchSnapshot { index: 1, offset: 0 },
             R::GrowVolume { name: name(), meta_partitions: 1, data_partitions: 0 },
+            R::DrainNode { node: NodeId(101), drains: true },
+            R::RemoveNode { node: NodeId(101) },
+            R::DrainDisk { node: NodeId(101), disk: milpa_types::DiskId(1), drains: true },
+            R::ListTasks,
+            R::Leave { node: NodeId(101), incarnation: 1 },
         ]
     }
 
@@ -157,8 +174,11 @@ mod tests {
     fn the_matrix_of_requests_and_roles() {
         let rows: [(Role, &[&str]); 5] = [
             (Role::Manager, &["fetch_snapshot"]),
-            (Role::Meta, &["register", "heartbeat", "get_volume", "get_volume_by_id", "get_nodes"]),
-            (Role::Data, &["heartbeat", "get_volume", "get_volume_by_id", "get_nodes"]),
+            (
+                Role::Meta,
+                &["register", "heartbeat", "get_volume", "get_volume_by_id", "get_nodes", "leave"],
+            ),
+            (Role::Data, &["heartbeat", "get_volume", "get_volume_by_id", "get_nodes", "leave"]),
             (Role::Client, &["get_volume"]),
             (
                 Role::Admin,
@@ -175,6 +195,10 @@ mod tests {
                     "get_nodes",
                     "get_volume_key",
                     "grow_volume",
+                    "drain_node",
+                    "remove_node",
+                    "drain_disk",
+                    "list_tasks",
                 ],
             ),
         ];

@@ -86,6 +86,12 @@ impl Leadership {
             StepKey::Delete(partition, node) => {
                 format!("node {node} cannot delete partition {partition}: {said}")
             }
+            StepKey::SetMembers(partition) => {
+                format!("the members of partition {partition} cannot be changed: {said}")
+            }
+            StepKey::TransferLeader(partition) => {
+                format!("the leadership of partition {partition} cannot be moved: {said}")
+            }
         });
         self.problems.iter().cloned().chain(failed).collect()
     }
@@ -99,7 +105,13 @@ pub(super) fn view_of<'a>(
     policy: &'a crate::config::Policy,
 ) -> View<'a> {
     let seed = leadership.term.rotate_left(32) ^ leadership.passes;
-    View { state, loads: &leadership.loads, policy, now_ms: now_ms(), seed }
+    View { state, loads: &leadership.loads, policy, now_ms: now_ms(), unix_ms: unix_ms(), seed }
+}
+
+/// The wall clock: for what operators read, and for deadlines of hours.
+pub(super) fn unix_ms() -> u64 {
+    let since = milpa_host::clock::wall().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
 }
 
 impl Replica {
@@ -192,6 +204,12 @@ impl Replica {
                 let record = self.state.meta_partition(*partition);
                 record.into_iter().flat_map(|r| r.members.iter().copied()).collect()
             }
+            Step::SetMembers { partition, ask, .. } => {
+                let record = self.state.meta_partition(*partition);
+                let members = record.into_iter().flat_map(|r| r.members.iter().copied());
+                members.chain(ask.iter().copied()).collect()
+            }
+            Step::TransferLeader { from, .. } => BTreeSet::from([*from]),
         }
     }
 
@@ -225,6 +243,8 @@ impl Replica {
             Step::CreateMeta { .. }
             | Step::CreateData { .. }
             | Step::Configure { .. }
+            | Step::SetMembers { .. }
+            | Step::TransferLeader { .. }
             | Step::Delete { .. } => return,
         };
         match next {

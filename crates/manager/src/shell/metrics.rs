@@ -48,6 +48,7 @@ pub(super) struct Metrics {
     below_target: Gauge,
     steps: Family<StepLabels, Counter>,
     steps_in_flight: Gauge,
+    tasks: Gauge,
     requests: Family<RequestLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -94,6 +95,10 @@ pub(super) fn metrics() -> &'static Metrics {
                 "milpa_manager_steps_in_flight",
                 "Steps that nodes have been asked for and not answered.",
             ),
+            tasks: telemetry::gauge(
+                "milpa_manager_tasks",
+                "Replicas being made: repairs and moves under way.",
+            ),
             requests: telemetry::histograms(
                 "milpa_manager_request_duration_seconds",
                 "Requests, from arrival to answer.",
@@ -119,18 +124,16 @@ impl Metrics {
             gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
         };
         for role in [Role::Meta, Role::Data] {
-            for state in [NodeState::Active, NodeState::Silent] {
+            use NodeState::{Active, Dead, Draining, Silent};
+            for state in [Active, Silent, Draining, Dead] {
                 let matches =
                     |node: &&crate::core::NodeRecord| node.role == role && node.state == state;
-                let word = match state {
-                    NodeState::Active => "active",
-                    NodeState::Silent => "silent",
-                };
-                let labels = NodeLabels { role: role.as_str(), state: word };
+                let labels = NodeLabels { role: role.as_str(), state: state.as_str() };
                 set(&self.nodes.get_or_create(&labels), view.state.nodes().filter(matches).count());
             }
         }
         set(&self.below_target, partitions_below_target(view));
         set(&self.steps_in_flight, in_flight);
+        set(&self.tasks, view.state.tasks().count());
     }
 }

@@ -2,18 +2,18 @@
 
 use milpa_host::clock::now_ms;
 use milpa_raft::MultiRaft;
-use milpa_types::{ManagerError, NodeState, Role, VolumeId, VolumeOptions};
+use milpa_types::{DiskId, ManagerError, NodeId, NodeState, Role, VolumeId, VolumeOptions};
 use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerReply, ManagerRequest, Register};
 
 use super::access::{self, Caller};
 use super::event::Responder;
-use super::leader::{Waiting, view_of};
+use super::leader::{Waiting, unix_ms, view_of};
 use super::replica::{GROUP, Replica, Then};
 use super::snapshot;
 use crate::core::{
     Applied, CommandV1, NewDataPartition, Registration, VolumeRecord, VolumeState, volume_problems,
 };
-use crate::planner::{View, growth, place};
+use crate::planner::{View, drain, growth, place};
 use crate::view;
 
 /// What becomes of a request that changes something: a command and what follows it.
@@ -65,6 +65,22 @@ impl Replica {
             ManagerRequest::GrowVolume { name, meta_partitions, data_partitions } => {
                 self.grow_volume(multi, &name, meta_partitions, data_partitions, responder);
             }
+            ManagerRequest::DrainNode { node, drains } => {
+                let change = self.plan_drain(node, None, drains);
+                self.change(multi, change, responder, Then::Done);
+            }
+            ManagerRequest::DrainDisk { node, disk, drains } => {
+                let change = self.plan_drain(node, Some(disk), drains);
+                self.change(multi, change, responder, Then::Done);
+            }
+            ManagerRequest::RemoveNode { node } => {
+                let change = Ok(vec![CommandV1::RemoveNode { node }]);
+                self.change(multi, change, responder, Then::Done);
+            }
+            ManagerRequest::Leave { node, incarnation } => {
+                let change = self.leave(node, incarnation);
+                self.change(multi, change, responder, Then::Done);
+            }
             read => {
                 let reply = self.read(caller, read);
                 // Nobody else led while this was computed, or the answer may be out of date.
@@ -98,6 +114,7 @@ impl Replica {
                 Ok(ManagerAnswer::Volumes(volumes.collect()))
             }
             R::ListNodes | R::GetNodes => Ok(ManagerAnswer::Nodes(view::nodes(view))),
+            R::ListTasks => Ok(ManagerAnswer::Tasks(view::tasks(view))),
             R::ListPartitions { volume } => list_partitions(view, volume.as_deref()),
             R::Status => {
                 let managers = self.config.managers();
@@ -114,6 +131,10 @@ impl Replica {
             | R::SetVolume { .. }
             | R::DeleteVolume { .. }
             | R::GrowVolume { .. }
+            | R::DrainNode { .. }
+            | R::DrainDisk { .. }
+            | R::RemoveNode { .. }
+            | R::Leave { .. }
             | R::FetchSnapshot { .. } => Err(ManagerError::Busy),
         }
     }
@@ -151,10 +172,39 @@ impl Replica {
                 node.address
             ));
         }
+        if node.is_removed {
+            return refused(format!("node {id} was removed from the cluster"));
+        }
         let Some(leadership) = &mut self.leadership else { return Err(ManagerError::Busy) };
         leadership.loads.hear(heartbeat, now_ms());
-        leadership.pass_wanted |= !leadership.waiting.is_empty() || node.state == NodeState::Silent;
+        let is_back = matches!(node.state, NodeState::Silent | NodeState::Dead);
+        leadership.pass_wanted |= !leadership.waiting.is_empty() || is_back;
         Ok(ManagerAnswer::Alive { nodes_version: self.state.nodes_version() })
+    }
+
+    /// A node that stops cleanly is silent at once: its partitions go on without waiting.
+    fn leave(&mut self, node: NodeId, incarnation: u128) -> Change {
+        let known = self.state.node(node).filter(|known| known.incarnation == incarnation);
+        let (Some(_), Some(leadership)) = (known, &mut self.leadership) else {
+            let reason = format!("node {node} is not registered");
+            return Err(ManagerError::NodeRefused { reason });
+        };
+        leadership.loads.leave(node);
+        Ok(vec![CommandV1::SetNodeState { node, state: NodeState::Silent }])
+    }
+
+    /// A drain that cannot end is refused at once, with the rule that stands against it.
+    fn plan_drain(&self, node: NodeId, disk: Option<DiskId>, drains: bool) -> Change {
+        let Some(leadership) = &self.leadership else { return Err(ManagerError::Busy) };
+        let view = view_of(&self.state, leadership, &self.config.policy);
+        if drains {
+            drain::check(view, node, disk)?;
+        }
+        let begun_unix_ms = unix_ms();
+        Ok(vec![match disk {
+            Some(disk) => CommandV1::DrainDisk { node, disk, drains, begun_unix_ms },
+            None => CommandV1::DrainNode { node, drains, begun_unix_ms },
+        }])
     }
 
     fn create_volume(

@@ -50,6 +50,13 @@ pub(super) async fn perform(
         Step::Split { partition, end, ask } => {
             caller.ask_meta(ask, &MetaRequest::Split { partition, end }).await
         }
+        Step::SetMembers { partition, voters, learners, ask } => {
+            let request = MetaRequest::Configure { partition, voters, learners };
+            caller.ask_meta(ask, &request).await
+        }
+        Step::TransferLeader { partition, from, to } => {
+            caller.ask_meta(vec![from], &MetaRequest::TransferLeader { partition, to }).await
+        }
         Step::SetOptions { node, volume, options, .. } => {
             caller.ask_meta(vec![node], &MetaRequest::SetVolumeOptions { volume, options }).await
         }

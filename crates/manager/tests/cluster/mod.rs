@@ -281,6 +281,9 @@ impl FakeNode {
         match request {
             MetaRequest::CreatePartition(create) => {
                 let report = MetaPartitionReport {
+                    voters: create.members.clone(),
+                    learners: Vec::new(),
+                    current: create.members.clone(),
                     partition: create.partition,
                     leader: create.members.first().copied(),
                     term: 1,

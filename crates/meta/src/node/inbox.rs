@@ -107,6 +107,13 @@ pub(crate) enum Event {
         /// The manager.
         responder: Responder,
     },
+    /// The files of a deleted partition are gone, or will be after the next start.
+    DirectoryRemoved {
+        /// Which.
+        partition: PartitionId,
+    },
+    /// The node is about to stop.
+    Leave,
     /// A snapshot was written, or not.
     SnapshotWritten {
         /// Of which partition.

@@ -32,6 +32,8 @@ pub(crate) fn operation_of(request: &MetaRequest) -> Operation {
         MetaRequest::FetchSnapshot { .. } => "fetch_snapshot",
         MetaRequest::Report => "report",
         MetaRequest::SetVolumeOptions { .. } => "set_volume_options",
+        MetaRequest::Configure { .. } => "configure",
+        MetaRequest::TransferLeader { .. } => "transfer_leader",
         MetaRequest::StateHash { .. } => "state_hash",
     }
 }

@@ -16,6 +16,7 @@
 //! Volumes with `durability = memory` are served as synced ones: the Raft log makes no difference
 //! between groups, and group commit makes the flush cheap. That is stronger than asked for.
 
+use std::cell::RefCell;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -54,6 +55,7 @@ mod batch;
 mod context;
 mod coordinate;
 mod deletion;
+mod hand_over;
 mod inbox;
 mod leases;
 mod manager_link;
@@ -164,14 +166,28 @@ pub async fn run_announced(
     stop: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
     config.validate().map_err(|problems| NodeError::Config { problems })?;
-    let local = LocalSet::new();
-    let node = local.run_until(start_and_loop(config, cluster, secret, announce));
-    tokio::select! {
-        biased;
-        result = node => result.map(|never| match never {}),
-        () = stop => Ok(()),
-    }
+    let running = Running::default();
+    let node = start_and_loop(config, cluster, secret, announce, &running);
+    let run_until_stopped = async {
+        let mut node = std::pin::pin!(node);
+        tokio::select! {
+            biased;
+            result = &mut node => return result.map(|never| match never {}),
+            () = stop => {}
+        }
+        // Before it serves there is nothing to hand over.
+        let Some(ctx) = running.borrow().clone() else { return Ok(()) };
+        tokio::select! {
+            biased;
+            result = node => result.map(|never| match never {}),
+            () = hand_over::hand_over_all(&ctx) => Ok(()),
+        }
+    };
+    LocalSet::new().run_until(run_until_stopped).await
 }
+
+/// What tasks of a node share, once it serves.
+type Running = RefCell<Option<Rc<Context>>>;
 
 /// The loop never ends well.
 enum Never {}
@@ -181,6 +197,7 @@ async fn start_and_loop(
     cluster: ClusterId,
     secret: Key,
     announce: impl FnOnce(Started),
+    running: &Running,
 ) -> Result<Never, NodeError> {
     let mut directory = NodeDirectory::open(&config.directory, Role::Meta, cluster)?;
     let listener = listen(config.listen).await?;
@@ -210,6 +227,7 @@ async fn start_and_loop(
     let ctx = Rc::new(ctx);
     let mut shell = Shell::new(Rc::clone(&ctx));
     let driver = start_raft(node, opened, &mut shell)?;
+    running.replace(Some(Rc::clone(&ctx)));
     let service = Rc::new(Front { inbox: Rc::clone(&inbox) });
     let started = Started { node, address, http_address };
     info!(%node, %address, "meta node serves");

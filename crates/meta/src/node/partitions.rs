@@ -1,25 +1,32 @@
 //! Requests about whole partitions: create, delete, options, reports.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
 use milpa_host::clock::Instant;
 use milpa_host::jobs;
-use milpa_raft::MultiRaft;
-use milpa_types::{MetaError, PartitionId, VolumeId, VolumeOptions};
+use milpa_raft::{
+    FollowerState, FollowerStatus, GroupStatus, MemberChange, Members, MultiRaft, ProposeError,
+};
+use milpa_types::{MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaNodeReport, MetaPartitionReport, MetaReply,
 };
 use tracing::{error, info};
 
-use super::inbox::{Event, done};
+use super::inbox::{Asker, Event, done};
 use super::replica::Replica;
 use super::responder::Responder;
-use super::shell::Shell;
+use super::shell::{Shell, refusal};
 use crate::core::Command;
 
 /// Replicas on one node, so that a mad manager cannot fill the disk with empty ones.
 const PARTITIONS_MAX: usize = 10_000;
+/// Members and learners of one group at most: 7 replicas, and one that replaces each.
+const MEMBERS_MAX: usize = 14;
+/// A follower that lacks no more entries than this is current: it has them within a heartbeat or two.
+const CURRENT_LAG: u64 = 256;
 /// The directory of a deleted partition goes when the log has long forgotten the group.
 const REMOVE_AFTER: Duration = Duration::from_secs(5);
 
@@ -42,11 +49,12 @@ impl Shell {
         if self.damaged.contains_key(&partition) {
             return responder.fail(MetaError::DiskFailed);
         }
-        if !definition.members.contains(&self.ctx.node)
-            || definition.options.validate().is_err()
-            || self.deleting.contains(&partition)
-        {
+        if !definition.members.contains(&self.ctx.node) || definition.options.validate().is_err() {
             return responder.fail(MetaError::Invalid);
+        }
+        if self.deleting.contains(&partition) {
+            // What was here before goes first, or it would take the new one along.
+            return responder.fail(MetaError::Busy);
         }
         if self.replicas.len() + self.creating.len() >= PARTITIONS_MAX {
             return responder.fail(MetaError::NoSpace);
@@ -98,13 +106,21 @@ impl Shell {
         }
     }
 
-    /// Begins the Raft group of a new partition; the first member stands for election at once.
+    /// Begins the Raft group of a new partition, where the first member stands for election at
+    /// once; or waits for the leader of one that exists.
     pub(crate) fn begin_group(&mut self, multi: &mut MultiRaft, definition: CreateMetaPartition) {
         let partition = definition.partition;
-        let campaign = definition.members.first() == Some(&self.ctx.node);
-        info!(%partition, volume = %definition.volume, slot = %definition.slot, "new partition");
-        multi.create_group(partition, &definition.members, &[], campaign);
-        self.replicas.insert(partition, Replica::founded(definition));
+        let joins = definition.joins;
+        info!(%partition, volume = %definition.volume, slot = %definition.slot, joins,
+            "new partition");
+        if joins {
+            multi.create_group(partition, &[], &[], false);
+            self.replicas.insert(partition, Replica::joining(definition));
+        } else {
+            let campaign = definition.members.first() == Some(&self.ctx.node);
+            multi.create_group(partition, &definition.members, &[], campaign);
+            self.replicas.insert(partition, Replica::founded(definition));
+        }
     }
 
     /// Drops the replica of a deleted volume's partition. Repeating the request is harmless.
@@ -131,8 +147,8 @@ impl Shell {
         result: std::io::Result<()>,
         responder: Responder,
     ) {
-        self.deleting.remove(&partition);
         if let Err(error) = result {
+            self.deleting.remove(&partition);
             error!(%partition, %error, "cannot note a partition's deletion");
             return responder.fail(MetaError::DiskFailed);
         }
@@ -141,11 +157,12 @@ impl Shell {
         if let Some(mut replica) = self.replicas.remove(&partition) {
             replica.step_down();
         }
-        let store = self.ctx.store.clone();
+        let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
             tokio::time::sleep(REMOVE_AFTER).await;
             // What cannot be removed now is at the next start: the mark is durable.
             let _ = jobs::run("partitions", move || store.remove(partition)).await;
+            inbox.push(Event::DirectoryRemoved { partition });
         });
         responder.send(&done());
     }
@@ -190,16 +207,72 @@ impl Shell {
         });
     }
 
+    /// The manager's word on who takes part. The change is one step of the group, or joint
+    /// consensus; the reports show when it is done.
+    pub(crate) fn configure(
+        &mut self,
+        multi: &mut MultiRaft,
+        asker: Asker,
+        partition: PartitionId,
+        change: &MemberChange,
+        responder: Responder,
+    ) {
+        if let Err(error) = self.leading(asker, partition) {
+            return responder.fail(error);
+        }
+        let everybody: Vec<NodeId> =
+            change.voters.iter().chain(&change.learners).copied().collect();
+        if everybody.len() > MEMBERS_MAX {
+            return responder.fail(MetaError::Invalid);
+        }
+        info!(%partition, voters = ?change.voters, learners = ?change.learners, "members change");
+        match multi.propose_change(partition, change, bytes::Bytes::new()) {
+            // The present configuration is the one wanted.
+            Ok(_) | Err(ProposeError::BadChange { .. }) => responder.send(&done()),
+            Err(error) => responder.fail(refusal(&error)),
+        }
+        let ctx = Rc::clone(&self.ctx);
+        tokio::task::spawn_local(async move { ctx.find_addresses(&everybody).await });
+    }
+
+    /// The manager's word on who leads.
+    pub(crate) fn transfer_leader(
+        &mut self,
+        multi: &mut MultiRaft,
+        asker: Asker,
+        partition: PartitionId,
+        to: NodeId,
+        responder: Responder,
+    ) {
+        if let Err(error) = self.leading(asker, partition) {
+            return responder.fail(error);
+        }
+        if multi.transfer_leader(partition, to) {
+            responder.send(&done());
+        } else {
+            responder.fail(MetaError::Invalid);
+        }
+    }
+
     /// What is held here. A damaged replica is reported without leader and with nothing applied.
     pub(crate) fn report(&self, multi: &MultiRaft) -> MetaNodeReport {
         let partitions = self.replicas.values().map(|replica| {
             let status = multi.status(replica.id());
+            let members = status.as_ref().map(|status| &status.members);
+            // While a change is under way, those of both sides: nobody takes it for done.
+            let voting = |members: &Members| {
+                let both = members.voters.iter().chain(&members.outgoing).copied();
+                both.collect::<BTreeSet<NodeId>>().into_iter().collect()
+            };
             MetaPartitionReport {
                 partition: replica.id(),
                 leader: status.as_ref().and_then(|status| status.leader),
-                term: status.map_or(replica.term, |status| status.term),
+                term: status.as_ref().map_or(replica.term, |status| status.term),
                 applied: replica.applied.index,
                 statistics: replica.state.statistics(),
+                voters: members.map(voting).unwrap_or_default(),
+                learners: members.map(|members| members.learners.clone()).unwrap_or_default(),
+                current: status.as_ref().map(current_members).unwrap_or_default(),
             }
         });
         MetaNodeReport { partitions: partitions.collect() }
@@ -214,4 +287,14 @@ impl Shell {
         let replica = self.replicas.get(&partition).ok_or(MetaError::WrongPartition);
         responder.send(&replica.map(hash));
     }
+}
+
+/// Followers and learners that have nearly all of the log, as the leader sees them.
+pub(crate) fn current_members(status: &GroupStatus) -> Vec<NodeId> {
+    let is_current = |follower: &&FollowerStatus| {
+        // In a group where nothing happens, one that has just got a snapshot is still probed.
+        let follows = follower.state == FollowerState::Replicate && follower.lag <= CURRENT_LAG;
+        follower.is_active && follower.matched > 0 && (follower.lag == 0 || follows)
+    };
+    status.followers.iter().filter(is_current).map(|follower| follower.node).collect()
 }

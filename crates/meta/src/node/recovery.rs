@@ -134,6 +134,7 @@ impl Shell {
                 replica.log.newest = Some(descriptor);
                 replica
             }
+            None if definition.joins => Replica::joining(definition),
             None => Replica::founded(definition),
         };
         replica.started = one.started;
@@ -173,6 +174,9 @@ fn start_of(one: &Loaded) -> GroupStart {
         Some((descriptor, _)) => {
             GroupStart { applied: descriptor.position.index, snapshot: Some(descriptor.clone()) }
         }
-        None => GroupStart { applied: FOUNDED.index, snapshot: None },
+        None => {
+            let joins = one.definition.as_ref().is_some_and(|definition| definition.joins);
+            GroupStart { applied: if joins { 0 } else { FOUNDED.index }, snapshot: None }
+        }
     }
 }

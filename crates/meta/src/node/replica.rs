@@ -168,6 +168,18 @@ impl Replica {
         Replica::new(definition, state, FOUNDED)
     }
 
+    /// A replica that waits for the snapshot of a group that exists: it has applied nothing, and
+    /// takes no entry before the snapshot.
+    pub(crate) fn joining(definition: CreateMetaPartition) -> Replica {
+        let state = Partition::new(PartitionSetup::from(&definition));
+        Replica::new(definition, state, LogPosition::default())
+    }
+
+    /// Whether there is anything of the group's log in the state.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.applied.index > FOUNDED.index
+    }
+
     pub(crate) fn id(&self) -> PartitionId {
         self.definition.partition
     }

@@ -1,7 +1,7 @@
 //! Requests of clients, data nodes and other partitions: reads, writes, steps, leases.
 
 use milpa_host::clock::now_ms;
-use milpa_raft::MultiRaft;
+use milpa_raft::{MemberChange, MultiRaft};
 use milpa_types::{MetaError, PartitionId, SessionId};
 use milpa_wire::meta::{
     ExtentOffer, MetaAnswer, MetaReply, MetaRequest, MetaWrite, OperationId, RequestId, Step,
@@ -67,6 +67,13 @@ impl Shell {
             }
             MetaRequest::SetVolumeOptions { volume, options } => {
                 self.set_volume_options(multi, volume, &options, responder);
+            }
+            MetaRequest::Configure { partition, voters, learners } => {
+                let change = MemberChange { voters, learners };
+                self.configure(multi, asker, partition, &change, responder);
+            }
+            MetaRequest::TransferLeader { partition, to } => {
+                self.transfer_leader(multi, asker, partition, to, responder);
             }
             MetaRequest::StateHash { partition } => self.state_hash(partition, responder),
         }

@@ -33,7 +33,7 @@ pub(crate) struct Shell {
     pub creating: BTreeSet<PartitionId>,
     /// Partitions whose group is not yet durable here, with the manager that waits for it.
     pub founding: BTreeMap<PartitionId, Responder>,
-    /// Partitions whose deletion is being noted.
+    /// Partitions whose deletion is being noted, or whose files are about to go.
     pub deleting: BTreeSet<PartitionId>,
     /// Snapshots to fetch, in the order Raft asked for them.
     pub installs: Vec<InstallSnapshot>,
@@ -43,6 +43,8 @@ pub(crate) struct Shell {
     pub next_read: u64,
     /// Memory in use is above the limit: no new inodes.
     pub memory_full: bool,
+    /// The node is about to stop: it leads as little as it can.
+    pub leaving: bool,
 }
 
 impl Shell {
@@ -58,6 +60,7 @@ impl Shell {
             snapshot_jobs: 0,
             next_read: 1,
             memory_full: false,
+            leaving: false,
         }
     }
 
@@ -82,6 +85,13 @@ impl Shell {
             }
             Event::DeletionNoted { partition, result, responder } => {
                 self.deletion_noted(multi, partition, result, responder);
+            }
+            Event::Leave => {
+                self.leaving = true;
+                self.hand_over(multi);
+            }
+            Event::DirectoryRemoved { partition } => {
+                self.deleting.remove(&partition);
             }
             Event::SnapshotWritten { partition, written } => {
                 self.snapshot_written(multi, partition, written);

@@ -163,6 +163,7 @@ mod tests {
     fn header(term: u64, index: u64) -> FileHeader {
         FileHeader {
             definition: CreateMetaPartition {
+                joins: false,
                 partition: PartitionId(3),
                 volume: VolumeId(1),
                 options: VolumeOptions::default(),

@@ -287,6 +287,7 @@ mod tests {
 
     fn definition(partition: u64) -> CreateMetaPartition {
         CreateMetaPartition {
+            joins: false,
             partition: PartitionId(partition),
             volume: VolumeId(1),
             options: VolumeOptions::default(),

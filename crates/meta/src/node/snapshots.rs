@@ -20,7 +20,7 @@ use tracing::{debug, error, info, warn};
 use super::context::Context;
 use super::inbox::Event;
 use super::metrics::Metrics;
-use super::replica::{FOUNDED, LogGrowth, Replica};
+use super::replica::{LogGrowth, Replica};
 use super::responder::Responder;
 use super::shell::Shell;
 use super::snapshot_file::{self, FileHeader};
@@ -199,7 +199,7 @@ impl Shell {
 
 fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
     let log = &replica.log;
-    if log.writing || replica.installing || replica.applied == FOUNDED {
+    if log.writing || replica.installing || !replica.has_begun() {
         return false;
     }
     let rests = log.newest.as_ref().is_some_and(|newest| newest.position == replica.applied)

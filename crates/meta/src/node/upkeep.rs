@@ -9,7 +9,6 @@ use milpa_raft::MultiRaft;
 use milpa_types::PartitionId;
 
 use super::metrics::Metrics;
-use super::replica::FOUNDED;
 use super::shell::Shell;
 use crate::core::Command;
 
@@ -74,6 +73,9 @@ impl Upkeep {
         shell.run_snapshots(multi, now);
         shell.note_started();
         shell.hand_over_damaged(multi);
+        if shell.leaving {
+            shell.hand_over(multi);
+        }
         shell.publish_report(multi);
         shell.measure();
     }
@@ -99,7 +101,7 @@ impl Shell {
     /// Notes on disk which replicas have begun to take part: for them a missing log is a loss.
     fn note_started(&mut self) {
         for (partition, replica) in &mut self.replicas {
-            if !replica.started && replica.applied != FOUNDED {
+            if !replica.started && replica.has_begun() {
                 replica.started = true;
                 let (store, partition) = (self.ctx.store.clone(), *partition);
                 jobs::run("partitions", move || {

@@ -180,6 +180,7 @@ fn node(id: NodeId, role: Role, address: SocketAddr) -> Node {
         state: NodeState::Active,
         disks: Vec::new(),
         memory_bytes: 0,
+        disks_draining: Vec::new(),
     }
 }
 

@@ -86,6 +86,7 @@ impl Cluster {
         let first = slot as usize % members.len();
         members.rotate_left(first);
         let definition = CreateMetaPartition {
+            joins: false,
             partition: Cluster::partition(slot),
             volume: VOLUME,
             options: VolumeOptions::default(),

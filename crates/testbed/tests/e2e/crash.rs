@@ -12,7 +12,7 @@ const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
 const STALL_MAX: Duration = Duration::from_secs(10);
 
 #[track_caller]
-fn check_files(directory: &Path, count: u64) {
+pub(crate) fn check_files(directory: &Path, count: u64) {
     for number in 0..count {
         let path = load::path(directory, number);
         let read = std::fs::read(&path).unwrap_or_else(|e| panic!("file {number}: {e}"));
@@ -20,9 +20,10 @@ fn check_files(directory: &Path, count: u64) {
     }
 }
 
-fn wait_for_more(bed: &Testbed, writer: &Writer, more: u64) {
+#[track_caller]
+pub(crate) fn wait_for_more(bed: &Testbed, writer: &Writer, more: u64) {
     let target = writer.acknowledged() + more;
-    bed.wait_until("the writer goes on", Duration::from_secs(30), |_| {
+    bed.wait_until("the writer goes on", Duration::from_secs(60), |_| {
         writer.acknowledged() >= target || writer.has_ended()
     })
     .unwrap();

@@ -10,6 +10,7 @@ mod files;
 mod flush;
 mod machines;
 mod names;
+mod repair;
 mod space;
 
 use milpa_testbed::load::{pattern, write_synced};

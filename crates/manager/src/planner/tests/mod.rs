@@ -13,6 +13,7 @@ use crate::core::{Applied, DataRecord};
 
 mod passes;
 mod placement;
+mod replacing;
 
 /// A small cluster: agreed state, nodes that obey at once, and a clock.
 pub(crate) struct World {
@@ -32,7 +33,8 @@ impl World {
         World {
             log: Log::with_nodes(meta, data),
             loads: Loads::new(0),
-            policy: Policy::default(),
+            // Tests of epochs count them; those of the balance turn it on.
+            policy: Policy { balances: false, ..Policy::default() },
             now_ms: 0,
             meta: BTreeMap::new(),
             data: BTreeMap::new(),
@@ -46,12 +48,43 @@ impl World {
             loads: &self.loads,
             policy: &self.policy,
             now_ms: self.now_ms,
+            unix_ms: 1_700_000_000_000 + self.now_ms,
             seed: self.now_ms + 1,
+        }
+    }
+
+    /// Groups whose leader is down elect another one, if a majority is up.
+    fn elections(&mut self) {
+        let groups: BTreeSet<PartitionId> =
+            self.meta.values().flat_map(|held| held.keys().copied()).collect();
+        for group in groups {
+            let newest = self.meta.values().filter_map(|held| held.get(&group));
+            let Some(newest) = newest.max_by_key(|report| report.term).cloned() else { continue };
+            let has_leader = newest.leader.filter(|leader| !self.down.contains(leader));
+            let up: Vec<NodeId> =
+                newest.voters.iter().copied().filter(|n| !self.down.contains(n)).collect();
+            if up.len() * 2 <= newest.voters.len() {
+                continue;
+            }
+            let everybody = up.iter().chain(&newest.learners);
+            let everybody: Vec<NodeId> = everybody.copied().collect();
+            for node in &everybody {
+                let Some(report) = self.meta.get_mut(node).and_then(|held| held.get_mut(&group))
+                else {
+                    continue;
+                };
+                if has_leader.is_none() {
+                    (report.leader, report.term) = (up.first().copied(), newest.term + 1);
+                    report.voters.clone_from(&newest.voters);
+                }
+                report.current.clone_from(&everybody);
+            }
         }
     }
 
     /// Every node that is up sends a heartbeat.
     pub(crate) fn heartbeats(&mut self) {
+        self.elections();
         let nodes: Vec<_> = self.log.state.nodes().cloned().collect();
         for node in nodes.into_iter().filter(|node| !self.down.contains(&node.id)) {
             let heartbeat = Heartbeat {
@@ -84,8 +117,8 @@ impl World {
     /// Passes until nothing is left to do.
     #[track_caller]
     pub(crate) fn settle(&mut self) {
-        for _ in 0..40 {
-            if self.pass() == Plan::default() && self.now_ms > self.policy.silence_period_ms * 2 {
+        for _ in 0..200 {
+            if is_quiet(&self.pass()) && self.now_ms > self.policy.silence_period_ms * 2 {
                 return;
             }
         }
@@ -105,11 +138,17 @@ impl World {
         }
         match step {
             Step::CreateMeta { node, create } => {
+                let leads = self.meta.values().find_map(|held| held.get(&create.partition));
+                let leader = leads.and_then(|report| report.leader);
+                let voters = if create.joins { Vec::new() } else { create.members.clone() };
                 let report = MetaPartitionReport {
                     partition: create.partition,
-                    leader: create.members.first().copied(),
+                    leader: leader.or(create.members.first().copied()),
                     term: 1,
                     applied: 1,
+                    current: voters.clone(),
+                    voters,
+                    learners: Vec::new(),
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),
                         ..MetaStatistics::default()
@@ -131,9 +170,11 @@ impl World {
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }
             Step::Configure { partition, configuration, ask } => {
+                let reports = self.data.values().filter_map(|held| held.get(partition));
+                let newest = reports.map(|report| report.configuration.epoch).max();
                 let replicas = self.data.values_mut().filter_map(|held| held.get_mut(partition));
                 for report in replicas {
-                    if report.configuration.epoch.0 + 1 == configuration.epoch.0 {
+                    if newest.is_some_and(|newest| newest.0 + 1 == configuration.epoch.0) {
                         report.configuration = configuration.clone();
                         report.leader = ask.first().copied();
                         report.term += 1;
@@ -143,6 +184,25 @@ impl World {
             Step::Split { partition, end, .. } => {
                 let finish = growth::finish_split(self.view(), *partition).unwrap();
                 assert!(matches!(self.log.apply(finish), Applied::Partitions(_)), "{end}");
+            }
+            Step::SetMembers { partition, voters, learners, .. } => {
+                // The lowest of the voters that are up leads; whoever is up is current.
+                let up = |node: &&NodeId| !self.down.contains(node);
+                let leader = voters.iter().find(up).copied();
+                let current: Vec<NodeId> =
+                    voters.iter().chain(learners).filter(up).copied().collect();
+                for (_, held) in self.meta.iter_mut().filter(|(node, _)| current.contains(node)) {
+                    let Some(report) = held.get_mut(partition) else { continue };
+                    (report.voters, report.learners) = (voters.clone(), learners.clone());
+                    (report.leader, report.current) = (leader, current.clone());
+                    report.term += 1;
+                }
+            }
+            Step::TransferLeader { partition, to, .. } => {
+                for report in self.meta.values_mut().filter_map(|held| held.get_mut(partition)) {
+                    report.leader = Some(*to);
+                    report.term += 1;
+                }
             }
             Step::SetOptions { node, volume, version, .. } => {
                 let (node, volume, version) = (*node, *volume, *version);
@@ -159,6 +219,11 @@ impl World {
     pub(crate) fn data_record(&self, id: u64) -> &DataRecord {
         self.log.state.data_partition(PartitionId(id)).unwrap()
     }
+}
+
+/// Whether nothing is left to do, though an operator may have to hear of something.
+pub(crate) fn is_quiet(plan: &Plan) -> bool {
+    plan.commands.is_empty() && plan.steps.is_empty()
 }
 
 pub(super) fn nodes(ids: &[u32]) -> Vec<NodeId> {

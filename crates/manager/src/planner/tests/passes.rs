@@ -106,14 +106,16 @@ fn a_silent_node_leaves_every_configuration_and_comes_back() {
     assert_eq!(primaries.len(), 2);
 
     world.down.clear();
-    world.wait(2000);
-    for id in 4..=9 {
-        let configuration = &world.data_record(id).configuration;
-        assert_eq!(configuration.epoch, Epoch(3));
-        assert_eq!(configuration.members.len(), 3);
-        assert_ne!(configuration.primary, lost, "it lacks bytes: it does not order appends");
+    for _ in 0..10 {
+        world.pass();
+        for configuration in (4..=9).map(|id| &world.data_record(id).configuration) {
+            let is_back = configuration.epoch == Epoch(3);
+            assert!(!is_back || configuration.members.len() == 3);
+            assert!(!is_back || configuration.primary != lost, "it lacks bytes");
+        }
     }
     world.settle();
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
 }
 
 #[test]
@@ -172,7 +174,7 @@ fn the_next_epoch_waits_until_the_one_before_was_adopted() {
     let configures = steps.iter().filter(|step| matches!(step, Step::Configure { .. }));
     assert_eq!(configures.count(), 6, "epoch 2 is asked for again and again");
     world.settle();
-    assert_eq!(world.data_record(4).configuration.epoch, Epoch(3));
+    assert!(world.data_record(4).configuration.epoch >= Epoch(3));
 }
 
 #[test]
@@ -198,7 +200,9 @@ fn a_lost_data_replica_leaves_and_joins_again_blank() {
     assert!(plan.steps.is_empty(), "{:?}", plan.steps);
     world.settle();
     let record = world.data_record(4);
-    assert_eq!((record.configuration.epoch, record.configuration.members.len()), (Epoch(3), 3));
+    // Out of the configuration, in as learner, a member when it is filled.
+    assert!(record.configuration.epoch >= Epoch(4));
+    assert_eq!(record.configuration.members.len(), 3);
     assert!(world.data[&NodeId(105)].contains_key(&PartitionId(4)));
 }
 
@@ -211,7 +215,8 @@ fn a_lost_meta_replica_is_reported_and_never_created_a_second_time() {
     assert!(plan.steps.is_empty(), "{:?}", plan.steps);
     assert_eq!(
         plan.problems,
-        ["meta partition 1 of volume \"home\" has lost its replica on node 102"]
+        ["meta partition 1: node 102 lost its replica; never two replicas on one node: another \
+          meta node is needed, none can take a replica"]
     );
 }
 

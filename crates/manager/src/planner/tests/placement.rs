@@ -97,7 +97,7 @@ proptest! {
     fn placement_is_lawful_and_complete(
         policy in any_policy(), candidates in any_candidates(), seed in any::<u64>()
     ) {
-        let topology = Topology { role: Role::Data, candidates, excluded: Vec::new() };
+        let topology = Topology { candidates, excluded: Vec::new(), ..Topology::empty(Role::Data) };
         let placed = place(&policy, &topology, seed);
         prop_assert_eq!(&placed, &place(&policy, &topology, seed));
         prop_assert_eq!(placed.is_ok(), can_be_placed(&policy, &topology.candidates), "{:?}", placed);
@@ -114,7 +114,7 @@ proptest! {
     fn equal_nodes_get_equal_shares(node_count in 3_u32..8, partitions in 1_usize..40, seed in any::<u64>()) {
         let candidates = (0..node_count).map(|id| Candidate { set: 0, ..candidate(101 + id, "", "x") });
         let mut topology =
-            Topology { role: Role::Meta, candidates: candidates.collect(), excluded: Vec::new() };
+            Topology { candidates: candidates.collect(), excluded: Vec::new(), ..Topology::empty(Role::Meta) };
         let policy = PlacementPolicy { replicas: 3, zone: ZoneRule::Spread, choices: 8 };
         for _ in 0..partitions {
             let replicas = place(&policy, &topology, seed).unwrap();
@@ -133,7 +133,7 @@ proptest! {
 fn check_shortage(candidates: Vec<Candidate>, zone: ZoneRule, expected: &str) {
     let policy = PlacementPolicy { replicas: 3, zone, choices: 2 };
     let excluded = vec!["node 104 is silent".to_owned()];
-    let topology = Topology { role: Role::Data, candidates, excluded };
+    let topology = Topology { candidates, excluded, ..Topology::empty(Role::Data) };
     let shortage = place(&policy, &topology, 1).unwrap_err().to_string();
     assert!(shortage.contains(expected), "{shortage}");
 }
@@ -158,7 +158,7 @@ fn a_shortage_names_the_rule_and_what_is_missing() {
 #[test]
 fn replicas_stay_in_one_raft_set_when_it_can_hold_them() {
     let candidates: Vec<Candidate> = (104..116).map(|id| candidate(id, "", "x")).collect();
-    let topology = Topology { role: Role::Data, candidates, excluded: Vec::new() };
+    let topology = Topology { candidates, excluded: Vec::new(), ..Topology::empty(Role::Data) };
     let policy = PlacementPolicy { replicas: 3, zone: ZoneRule::Spread, choices: 8 };
     for seed in 0..50 {
         let replicas = place(&policy, &topology, seed).unwrap();
@@ -175,7 +175,7 @@ fn the_least_used_node_and_disk_are_chosen() {
         DiskChoice { id: DiskId(1), utilization: 300, replicas: 0 },
         DiskChoice { id: DiskId(2), utilization: 100, replicas: 0 },
     ];
-    let topology = Topology { role: Role::Data, candidates, excluded: Vec::new() };
+    let topology = Topology { candidates, excluded: Vec::new(), ..Topology::empty(Role::Data) };
     let policy = PlacementPolicy { replicas: 3, zone: ZoneRule::Spread, choices: 8 };
     let replicas = place(&policy, &topology, 1).unwrap();
     assert!(replicas.iter().all(|replica| replica.node != NodeId(101)));

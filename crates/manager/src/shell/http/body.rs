@@ -2,10 +2,9 @@
 //! format changes; ids of 128 bits are hexadecimal text, as JSON numbers cannot hold them.
 
 use milpa_types::{
-    DataPartition, Disk, Durability, MetaPartition, Node, NodeState, Volume, VolumeOptions,
-    VolumeView,
+    DataPartition, Disk, Durability, MetaPartition, Node, Volume, VolumeOptions, VolumeView,
 };
-use milpa_wire::manager::{ClusterStatus, ManagerRequest, VolumeSummary};
+use milpa_wire::manager::{ClusterStatus, ManagerRequest, Task, TaskKind, VolumeSummary};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -14,6 +13,60 @@ use utoipa::ToSchema;
 pub(super) struct ErrorBody {
     /// One line for a person.
     pub(super) error: String,
+}
+
+/// Whether a node or a disk is to be emptied.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct DrainBody {
+    /// False takes a drain back.
+    pub(super) drains: bool,
+}
+
+/// Work that takes a while.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct TaskBody {
+    /// Unique; 0 for a drain.
+    id: u64,
+    /// `data_replica`, `meta_replica` or `drain`.
+    kind: &'static str,
+    /// The partition that gets a replica.
+    partition: Option<u64>,
+    /// The node that does it.
+    owner: u32,
+    /// Why.
+    reason: String,
+    /// When it began, in milliseconds since 1970.
+    begun_unix_ms: u64,
+    /// When it is given up; 0 for never.
+    deadline_unix_ms: u64,
+    /// Bytes of a data replica, log entries of a meta replica, replicas of a drain.
+    done: u64,
+    /// Out of how much.
+    total: u64,
+    /// At the speed so far.
+    left_ms: Option<u64>,
+}
+
+impl From<Task> for TaskBody {
+    fn from(task: Task) -> TaskBody {
+        TaskBody {
+            id: task.id,
+            kind: match task.kind {
+                TaskKind::DataReplica => "data_replica",
+                TaskKind::MetaReplica => "meta_replica",
+                TaskKind::Drain => "drain",
+            },
+            partition: task.partition.map(|partition| partition.0),
+            owner: task.owner.0,
+            reason: task.reason,
+            begun_unix_ms: task.begun_unix_ms,
+            deadline_unix_ms: task.deadline_unix_ms,
+            done: task.done,
+            total: task.total,
+            left_ms: task.left_ms,
+        }
+    }
 }
 
 /// The cluster in one look.
@@ -49,7 +102,7 @@ pub(super) struct NodeBody {
     id: u32,
     /// `meta` or `data`.
     role: &'static str,
-    /// `active` or `silent`.
+    /// `active`, `silent`, `draining` or `dead`.
     state: &'static str,
     /// Where it listens.
     address: String,
@@ -63,6 +116,8 @@ pub(super) struct NodeBody {
     memory_bytes: u64,
     /// Its disks.
     disks: Vec<DiskBody>,
+    /// Disks that an operator wants empty.
+    disks_draining: Vec<u32>,
 }
 
 /// A disk.
@@ -351,16 +406,14 @@ impl From<Node> for NodeBody {
         NodeBody {
             id: node.id.0,
             role: node.role.as_str(),
-            state: match node.state {
-                NodeState::Active => "active",
-                NodeState::Silent => "silent",
-            },
+            state: node.state.as_str(),
             address: node.address.to_string(),
             http_address: node.http_address.to_string(),
             zone: node.zone,
             region: node.region,
             memory_bytes: node.memory_bytes,
             disks: node.disks.into_iter().map(DiskBody::from).collect(),
+            disks_draining: node.disks_draining.iter().map(|disk| disk.0).collect(),
         }
     }
 }

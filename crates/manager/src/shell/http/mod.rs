@@ -11,12 +11,12 @@ use axum::extract::{Path, State};
 use axum::http::header::{AUTHORIZATION, LOCATION, RETRY_AFTER as RETRY_AFTER_HEADER};
 use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get};
+use axum::routing::{delete, get, put};
 use axum::{Json, Router};
 use milpa_host::clock::Instant;
 use milpa_host::keys::Key;
 use milpa_host::telemetry;
-use milpa_types::ManagerError;
+use milpa_types::{DiskId, ManagerError, NodeId};
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use tokio::sync::oneshot;
 use utoipa::OpenApi;
@@ -29,7 +29,8 @@ use crate::config::ManagerConfig;
 mod body;
 
 use body::{
-    ErrorBody, NewVolumeBody, NodeBody, PartitionsBody, StatusBody, VolumeBody, VolumeDetailBody,
+    DrainBody, ErrorBody, NewVolumeBody, NodeBody, PartitionsBody, StatusBody, TaskBody,
+    VolumeBody, VolumeDetailBody,
 };
 
 /// How long a reader waits.
@@ -57,6 +58,10 @@ struct Web {
     paths(
         get_status,
         list_nodes,
+        drain_node,
+        remove_node,
+        drain_disk,
+        list_tasks,
         list_volumes,
         get_volume,
         list_partitions,
@@ -73,6 +78,10 @@ pub(super) fn routes(inbox: Inbox, secret: &Key, leaders: LeaderUrls) -> Router 
     Router::new()
         .route("/api/v1/status", get(get_status))
         .route("/api/v1/nodes", get(list_nodes))
+        .route("/api/v1/nodes/{node}", delete(remove_node))
+        .route("/api/v1/nodes/{node}/drain", put(drain_node))
+        .route("/api/v1/nodes/{node}/disks/{disk}/drain", put(drain_disk))
+        .route("/api/v1/tasks", get(list_tasks))
         .route("/api/v1/volumes", get(list_volumes).post(create_volume))
         .route("/api/v1/volumes/{name}", get(get_volume).merge(delete(delete_volume)))
         .route("/api/v1/partitions", get(list_partitions))
@@ -96,6 +105,76 @@ async fn list_nodes(State(web): State<Web>, uri: Uri) -> Response {
     match web.ask(&uri, ManagerRequest::ListNodes, READ_WAIT).await {
         Ok(ManagerAnswer::Nodes(nodes)) => {
             Json(nodes.into_iter().map(NodeBody::from).collect::<Vec<_>>()).into_response()
+        }
+        other => unexpected(other),
+    }
+}
+
+/// Empties a node, or takes that back.
+#[utoipa::path(
+    put,
+    path = "/api/v1/nodes/{node}/drain",
+    params(("node" = u32, Path, description = "The node's id.")),
+    request_body = DrainBody,
+    responses((status = 204), (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)),
+    security(("token" = []))
+)]
+async fn drain_node(
+    State(web): State<Web>,
+    uri: Uri,
+    headers: HeaderMap,
+    Path(node): Path<u32>,
+    Json(DrainBody { drains }): Json<DrainBody>,
+) -> Response {
+    web.change(&uri, &headers, ManagerRequest::DrainNode { node: NodeId(node), drains }).await
+}
+
+/// Empties a disk of a data node, or takes that back.
+#[utoipa::path(
+    put,
+    path = "/api/v1/nodes/{node}/disks/{disk}/drain",
+    params(
+        ("node" = u32, Path, description = "The node's id."),
+        ("disk" = u32, Path, description = "The disk's id.")
+    ),
+    request_body = DrainBody,
+    responses((status = 204), (status = 409, body = ErrorBody), (status = 507, body = ErrorBody)),
+    security(("token" = []))
+)]
+async fn drain_disk(
+    State(web): State<Web>,
+    uri: Uri,
+    headers: HeaderMap,
+    Path((node, disk)): Path<(u32, u32)>,
+    Json(DrainBody { drains }): Json<DrainBody>,
+) -> Response {
+    let request = ManagerRequest::DrainDisk { node: NodeId(node), disk: DiskId(disk), drains };
+    web.change(&uri, &headers, request).await
+}
+
+/// Forgets a node that is empty, or gives up one that will not come back.
+#[utoipa::path(
+    delete,
+    path = "/api/v1/nodes/{node}",
+    params(("node" = u32, Path, description = "The node's id.")),
+    responses((status = 204), (status = 409, body = ErrorBody)),
+    security(("token" = []))
+)]
+async fn remove_node(
+    State(web): State<Web>,
+    uri: Uri,
+    headers: HeaderMap,
+    Path(node): Path<u32>,
+) -> Response {
+    web.change(&uri, &headers, ManagerRequest::RemoveNode { node: NodeId(node) }).await
+}
+
+/// What is being repaired and moved.
+#[utoipa::path(get, path = "/api/v1/tasks", responses((status = 200, body = [TaskBody])))]
+async fn list_tasks(State(web): State<Web>, uri: Uri) -> Response {
+    match web.ask(&uri, ManagerRequest::ListTasks, READ_WAIT).await {
+        Ok(ManagerAnswer::Tasks(tasks)) => {
+            Json(tasks.into_iter().map(TaskBody::from).collect::<Vec<_>>()).into_response()
         }
         other => unexpected(other),
     }
@@ -187,6 +266,17 @@ async fn delete_volume(
 }
 
 impl Web {
+    /// A change that is answered when it is committed; what follows shows in the tasks.
+    async fn change(&self, uri: &Uri, headers: &HeaderMap, request: ManagerRequest) -> Response {
+        if !self.has_token(headers) {
+            return unauthorized();
+        }
+        match self.ask(uri, request, READ_WAIT).await {
+            Ok(ManagerAnswer::Done) => StatusCode::NO_CONTENT.into_response(),
+            other => unexpected(other),
+        }
+    }
+
     /// Asks the loop as an operator.
     async fn ask(
         &self,
@@ -240,9 +330,9 @@ fn status_of(error: &ManagerError) -> StatusCode {
     match error {
         ManagerError::NotLeader { .. } | ManagerError::Busy => StatusCode::SERVICE_UNAVAILABLE,
         ManagerError::NoVolume { .. } => StatusCode::NOT_FOUND,
-        ManagerError::VolumeExists { .. } | ManagerError::NodeRefused { .. } => {
-            StatusCode::CONFLICT
-        }
+        ManagerError::VolumeExists { .. }
+        | ManagerError::NodeRefused { .. }
+        | ManagerError::Refused { .. } => StatusCode::CONFLICT,
         ManagerError::Invalid { .. } => StatusCode::BAD_REQUEST,
         ManagerError::NoPlacement { .. } => StatusCode::INSUFFICIENT_STORAGE,
         ManagerError::NotAllowed { .. } => StatusCode::FORBIDDEN,
@@ -285,8 +375,12 @@ mod tests {
             described,
             [
                 "/api/v1/nodes",
+                "/api/v1/nodes/{node}",
+                "/api/v1/nodes/{node}/disks/{disk}/drain",
+                "/api/v1/nodes/{node}/drain",
                 "/api/v1/partitions",
                 "/api/v1/status",
+                "/api/v1/tasks",
                 "/api/v1/volumes",
                 "/api/v1/volumes/{name}"
             ]

@@ -1,0 +1,259 @@
+//! A data node is lost for good: how soon all its replicas are made again, and what clients notice.
+//!
+//! InterFS (section 4.2) reports 5,500 small files a second.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use milpa_client::{Client, Creation, OpenFlags};
+use milpa_testbed::{Outcome, Testbed};
+use milpa_types::InodeId;
+use serde_json::Value;
+
+use crate::million::{connect, finish, name};
+
+const FILE_BYTES: usize = 4096;
+const FILES_PER_DIRECTORY: u64 = 10_000;
+/// Files under way at once while the cluster is filled.
+const IN_FLIGHT: usize = 128;
+/// Callers whose latency is measured, one file after the other each.
+const CALLERS: usize = 4;
+/// How long the quiet cluster is measured.
+const QUIET: Duration = Duration::from_secs(10);
+/// What is copied on the plain disk for comparison.
+const COPY_BYTES: usize = 256 << 20;
+const HEAL_MAX: Duration = Duration::from_secs(3600);
+
+/// Fills the cluster, kills a data node and deletes its directory, and watches.
+pub fn run(files: u64) -> Outcome {
+    let bed = Testbed::start_impatient(&["--nodes", "5"])?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.map_err(|e| e.to_string())?;
+    let client = runtime.block_on(connect(&bed))?;
+    let started = Instant::now();
+    let directory = runtime.block_on(fill(&client, files))?;
+    let seconds = started.elapsed().as_secs_f64();
+    println!("filled: {files} files of 4 KiB in {seconds:.1} s");
+    let copied = copy_rate(bed.scratch())?;
+    println!("the disk copies {:.0} MB/s by itself", copied / 1e6);
+
+    let quiet =
+        runtime.block_on(measure(&client, directory, 0, |began| began.elapsed() < QUIET))?;
+    println!("write + close + read of 4 KiB, {CALLERS} callers, quiet:  {}", quiet.describe());
+    let lost = largest(&bed)?;
+    let all: u64 = used(&bed)?.iter().map(|(_, bytes)| bytes).sum();
+    let share = lost.bytes as f64 / (all as f64 / 3.0);
+    let files_lost = files as f64 * share;
+    println!("killing {}: {} MB, {files_lost:.0} files", lost.name, lost.bytes / 1_000_000);
+    let process = bed.process(&lost.name)?;
+    let pid = process.signal(libc::SIGSTOP)?;
+    std::fs::remove_dir_all(&process.directory).map_err(|e| e.to_string())?;
+    milpa_testbed::kill(pid)?;
+
+    let (watching, watched) = std::sync::mpsc::channel();
+    let healed = std::sync::atomic::AtomicBool::new(false);
+    let busy = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let watch = watch(&bed, lost.id);
+            healed.store(true, std::sync::atomic::Ordering::Release);
+            let _ = watching.send(watch);
+        });
+        let goes_on = |_| !healed.load(std::sync::atomic::Ordering::Acquire);
+        runtime.block_on(measure(&client, directory, 1, goes_on))
+    })?;
+    let (waited, healing) = watched.recv().map_err(|e| e.to_string())??;
+    println!("write + close + read of 4 KiB, {CALLERS} callers, repair: {}", busy.describe());
+    let seconds = healing.as_secs_f64().max(1e-3);
+    let rate = lost.bytes as f64 / seconds;
+    println!(
+        "dead after {:.1} s, fully redundant {seconds:.1} s later: {:.0} files/s, {:.0} MB/s, \
+         {:.2} of the disk's copy rate; p99 {:.2} times that of the quiet cluster",
+        waited.as_secs_f64(),
+        files_lost / seconds,
+        rate / 1e6,
+        rate / copied,
+        busy.percentile(99) / quiet.percentile(99).max(1e-9),
+    );
+    runtime.block_on(client.shutdown()).map_err(|e| e.to_string())
+}
+
+/// A data node, as the managers see it.
+struct Node {
+    id: u64,
+    name: String,
+    bytes: u64,
+}
+
+fn used(bed: &Testbed) -> Outcome<Vec<(u64, u64)>> {
+    let nodes = bed.json(&["node", "list"])?;
+    let nodes = nodes.as_array().ok_or("node list is no list")?;
+    let data = nodes.iter().filter(|node| node["role"] == "Data");
+    let bytes = |node: &Value| -> u64 {
+        let disks = node["disks"].as_array().into_iter().flatten();
+        disks.filter_map(|disk| disk["used_bytes"].as_u64()).sum()
+    };
+    Ok(data.filter_map(|node| Some((node["id"].as_u64()?, bytes(node)))).collect())
+}
+
+/// The node that holds most. Waits until the nodes have counted what was written.
+fn largest(bed: &Testbed) -> Outcome<Node> {
+    std::thread::sleep(Duration::from_secs(5));
+    let used = used(bed)?;
+    let (id, bytes) = used.iter().max_by_key(|(_, bytes)| *bytes).copied().ok_or("no nodes")?;
+    let names = bed.processes().iter().filter(|process| process.role == "data");
+    for process in names {
+        if bed.node_id(&process.name)? == id {
+            return Ok(Node { id, name: process.name.clone(), bytes });
+        }
+    }
+    Err(format!("no process is node {id}"))
+}
+
+/// How long until the first task, and from there until everything is whole again.
+fn watch(bed: &Testbed, lost: u64) -> Outcome<(Duration, Duration)> {
+    let started = Instant::now();
+    let mut begun: Option<Duration> = None;
+    bed.wait_until("fully redundant", HEAL_MAX, |bed| {
+        let tasks = bed.json(&["task", "list"]).ok();
+        let tasks = tasks.as_ref().and_then(Value::as_array).map_or(0, Vec::len);
+        if begun.is_none() && tasks > 0 {
+            begun = Some(started.elapsed());
+        }
+        begun.is_some() && tasks == 0 && is_whole(bed, lost)
+    })?;
+    let begun = begun.unwrap_or_default();
+    Ok((begun, started.elapsed() - begun))
+}
+
+fn is_whole(bed: &Testbed, lost: u64) -> bool {
+    let Ok(list) = bed.json(&["partition", "list"]) else { return false };
+    let Some(partitions) = list["Partitions"]["data"].as_array() else { return false };
+    partitions.iter().all(|partition| {
+        let members = partition["members"].as_array().cloned().unwrap_or_default();
+        members.len() == 3 && !members.contains(&lost.into())
+    })
+}
+
+async fn fill(client: &Client, files: u64) -> Outcome<InodeId> {
+    let creation = Creation { mode: 0o755, uid: 0, gid: 0 };
+    let mut last = InodeId::ROOT;
+    for directory in 0..files.div_ceil(FILES_PER_DIRECTORY) {
+        let made = client.mkdir(InodeId::ROOT, &name(&format!("d{directory}"))?, creation).await;
+        last = made.map_err(|e| e.to_string())?.inode;
+        let count = FILES_PER_DIRECTORY.min(files - directory * FILES_PER_DIRECTORY);
+        let mut under_way = tokio::task::JoinSet::new();
+        for number in 0..count {
+            if under_way.len() >= IN_FLIGHT {
+                finish(under_way.join_next().await)?;
+            }
+            let client = client.clone();
+            under_way
+                .spawn(async move { write(&client, last, &format!("f{number}")).await.map(drop) });
+        }
+        while let Some(joined) = under_way.join_next().await {
+            finish(Some(joined))?;
+        }
+    }
+    Ok(last)
+}
+
+async fn write(client: &Client, parent: InodeId, text: &str) -> Outcome<InodeId> {
+    let creation = Creation { mode: 0o644, uid: 0, gid: 0 };
+    let failed = |e: milpa_client::FsError| e.to_string();
+    let flags = OpenFlags::read_write();
+    let file = client.create(parent, &name(text)?, creation, flags).await.map_err(failed)?;
+    let written = client.write_slice(file.handle, 0, &[7; FILE_BYTES], false).await;
+    let flushed = client.flush(file.handle).await;
+    client.release(file.handle).await.map_err(failed)?;
+    written.and(flushed).map_err(failed)?;
+    Ok(file.attributes.inode)
+}
+
+async fn read(client: &Client, inode: InodeId) -> Outcome {
+    let failed = |e: milpa_client::FsError| e.to_string();
+    let file = client.open(inode, OpenFlags::read_only()).await.map_err(failed)?;
+    let bytes = client.read(file.handle, 0, FILE_BYTES as u32).await;
+    client.release(file.handle).await.map_err(failed)?;
+    let length: usize = bytes.map_err(failed)?.iter().map(|piece| piece.len()).sum();
+    if length == FILE_BYTES { Ok(()) } else { Err(format!("{length} bytes read")) }
+}
+
+/// Seconds of each operation, sorted.
+struct Latencies(Vec<f64>);
+
+impl Latencies {
+    fn percentile(&self, percent: usize) -> f64 {
+        let at = (self.0.len() * percent / 100).min(self.0.len().saturating_sub(1));
+        self.0.get(at).copied().unwrap_or(0.0)
+    }
+
+    fn describe(&self) -> String {
+        let ms = |percent| self.percentile(percent) * 1e3;
+        let most = self.0.last().copied().unwrap_or(0.0) * 1e3;
+        let count = self.0.len();
+        format!("{count} times, p50 {:.1} ms, p99 {:.1} ms, most {most:.0} ms", ms(50), ms(99))
+    }
+}
+
+async fn measure(
+    client: &Client,
+    directory: InodeId,
+    round: u32,
+    goes_on: impl Fn(Instant) -> bool,
+) -> Outcome<Latencies> {
+    let began = Instant::now();
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..CALLERS {
+        let (client, stopped) = (client.clone(), stopped.clone());
+        callers.spawn(async move {
+            let mut taken = Vec::new();
+            while !*stopped.borrow() {
+                let started = Instant::now();
+                let text = format!("m{round}-{caller}-{}", taken.len());
+                let inode = write(&client, directory, &text).await?;
+                read(&client, inode).await?;
+                taken.push(started.elapsed().as_secs_f64());
+            }
+            Ok::<_, String>(taken)
+        });
+    }
+    while goes_on(began) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let _ = stop.send(true);
+    let mut all = Vec::new();
+    while let Some(joined) = callers.join_next().await {
+        all.extend(joined.map_err(|e| e.to_string())??);
+    }
+    all.sort_by(f64::total_cmp);
+    Ok(Latencies(all))
+}
+
+/// Bytes a second that a file is copied with on the same disk, flushed at its end.
+fn copy_rate(directory: &Path) -> Outcome<f64> {
+    let failed = |e: std::io::Error| e.to_string();
+    let (from, to) = (directory.join("copy.from"), directory.join("copy.to"));
+    let mut piece = vec![3; 1 << 20];
+    let mut file = std::fs::File::create(&from).map_err(failed)?;
+    for _ in 0..COPY_BYTES / piece.len() {
+        file.write_all(&piece).map_err(failed)?;
+    }
+    file.sync_all().map_err(failed)?;
+    let started = Instant::now();
+    let mut source = std::fs::File::open(&from).map_err(failed)?;
+    let mut target = std::fs::File::create(&to).map_err(failed)?;
+    loop {
+        let length = source.read(&mut piece).map_err(failed)?;
+        if length == 0 {
+            break;
+        }
+        target.write_all(piece.get(..length).unwrap_or_default()).map_err(failed)?;
+    }
+    target.sync_all().map_err(failed)?;
+    let rate = COPY_BYTES as f64 / started.elapsed().as_secs_f64();
+    std::fs::remove_file(from).and(std::fs::remove_file(to)).map_err(failed)?;
+    Ok(rate)
+}

@@ -1,0 +1,160 @@
+//! Meta partitions whose replicas are lost or have to go.
+//!
+//! As for data partitions, one more replica comes first. It joins as learner, by snapshot and log,
+//! while the partition serves; when it is current, one change of the group makes it a member and
+//! takes out the one that it replaces. A member without replacement stays: a group is never made
+//! smaller than the cluster can help.
+//!
+//! ```text
+//! record              the group's leader reports      next
+//! member is bad       voters = members                BeginTask: joining = the new one
+//! joining             it is no learner yet            step: learners = [joining]
+//! joining             it is a learner and current     SetMembers: joining for the bad one
+//! joining = none      voters differ from members      step: voters = members
+//! joining = none      voters = members                EndTask { done }
+//! ```
+
+use std::collections::BTreeSet;
+
+use milpa_types::{NodeId, Role};
+use milpa_wire::meta::MetaPartitionReport;
+
+use super::health::{Place, meta_place};
+use super::place::{Topology, place_one};
+use super::reconcile::ask_order;
+use super::replace::Budget;
+use super::{Plan, Step, View};
+use crate::core::{CommandV1, MetaRecord, NewTask, Task, TaskReason};
+
+/// Plans tasks of meta partitions, and members that change.
+pub fn plan(view: View<'_>, plan: &mut Plan) {
+    let mut problems = BTreeSet::new();
+    let mut prepared: Option<(Budget, Topology)> = None;
+    for record in view.state.meta_partitions() {
+        if let Some(task) = view.state.task(record.id) {
+            plan.commands.extend(follow(view, record, task));
+            continue;
+        }
+        let Some(reason) = lacks(view, record) else { continue };
+        let (budget, topology) =
+            prepared.get_or_insert_with(|| (Budget::of(view), Topology::of(view, Role::Meta)));
+        let good = |node: &&NodeId| meta_place(view, record, **node).counts();
+        let kept: Vec<NodeId> = record.members.iter().filter(good).copied().collect();
+        let choices = view.policy.choices as usize;
+        let (held, seed) = (&record.members, view.seed ^ record.id.0);
+        match place_one(topology, (held, &kept), choices, seed, |node| budget.allows(node)) {
+            Ok(Some(place)) => {
+                budget.take(place.node);
+                topology.count(&[place], None);
+                let (partition, begun_unix_ms) = (record.id, view.unix_ms);
+                let deadline_unix_ms = begun_unix_ms.saturating_add(view.policy.repair_deadline_ms);
+                let task = NewTask { partition, place, reason, begun_unix_ms, deadline_unix_ms };
+                plan.commands.push(CommandV1::BeginTask(task));
+            }
+            Ok(None) => {}
+            Err(shortage) => {
+                problems.insert(format!("meta partition {}: {reason}; {shortage}", record.id));
+            }
+        }
+    }
+    plan.problems.extend(problems);
+}
+
+/// Why a partition needs another replica, if it does and its group can take one in.
+fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
+    let target = usize::from(view.policy.meta_replicas);
+    let reason = bad_member(view, record).map(|(_, reason)| reason);
+    let few = (record.members.len() < target).then_some(TaskReason::TooFew);
+    // Without a leader nobody can join; a group that is changing has its step planned already.
+    reason.or(few).filter(|_| leader_report(view, record).is_some())
+}
+
+fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason)> {
+    record.members.iter().find_map(|node| match meta_place(view, record, *node) {
+        Place::Bad(reason) => Some((*node, reason)),
+        Place::Good | Place::Coming | Place::Away | Place::Missing => None,
+    })
+}
+
+/// What the leader of the group says, if it is heard.
+fn leader_report<'a>(
+    view: View<'a>,
+    record: &'a MetaRecord,
+) -> Option<(NodeId, &'a MetaPartitionReport)> {
+    // One that is to be taken out may still lead: it is no member of the record any more.
+    let heard = view.state.nodes().filter(|node| node.state.is_heard()).map(|node| node.id);
+    let reports =
+        heard.filter_map(|node| Some((node, view.loads.report(node)?.meta.get(&record.id)?)));
+    let leaders = reports.filter(|(node, report)| report.leader == Some(*node));
+    leaders.max_by_key(|(_, report)| report.term)
+}
+
+fn has_members(report: &MetaPartitionReport, members: &[NodeId]) -> bool {
+    let mut wanted = members.to_vec();
+    let mut voters = report.voters.clone();
+    wanted.sort_unstable();
+    voters.sort_unstable();
+    wanted == voters
+}
+
+fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1> {
+    let owner = task.place.node;
+    let end = |done| Some(CommandV1::EndTask { partition: record.id, id: task.id, done });
+    let (_, report) = leader_report(view, record)?;
+    let Some(joining) = record.joining else {
+        return if has_members(report, &record.members) { end(true) } else { None };
+    };
+    let is_late = view.unix_ms >= task.deadline_unix_ms;
+    let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_));
+    let bad = bad_member(view, record).map(|(node, _)| node);
+    let target = usize::from(view.policy.meta_replicas);
+    let is_needless = bad.is_none() && record.members.len() >= target;
+    if is_late || is_lost || is_needless {
+        return end(false);
+    }
+    let is_current = report.learners.contains(&joining) && report.current.contains(&joining);
+    if !is_current {
+        return None;
+    }
+    let stay = record.members.iter().copied().filter(|node| Some(*node) != bad);
+    let members = stay.chain([joining]).collect();
+    Some(CommandV1::SetMembers { partition: record.id, members })
+}
+
+/// What the group has to be told, if its members are not those decided.
+pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
+    let (leader, report) = leader_report(view, record)?;
+    let joining: Vec<NodeId> = record.joining.into_iter().collect();
+    // A replica that does not exist yet cannot learn.
+    let is_there = |node: &NodeId| {
+        view.loads.report(*node).is_some_and(|load| load.meta.contains_key(&record.id))
+    };
+    let is_right = has_members(report, &record.members) && report.learners == joining;
+    if is_right || !joining.iter().all(is_there) {
+        return None;
+    }
+    // One that takes itself out leaves an election behind: it hands over first.
+    let current = |node: &&NodeId| report.voters.contains(node) && report.current.contains(node);
+    if !record.members.contains(&leader)
+        && let Some(to) = record.members.iter().find(current)
+    {
+        return Some(Step::TransferLeader { partition: record.id, from: leader, to: *to });
+    }
+    let ask = ask_order(view, Some(leader), &record.members);
+    let (partition, voters) = (record.id, record.members.clone());
+    Some(Step::SetMembers { partition, voters, learners: joining, ask })
+}
+
+/// Whether the partition has all its replicas, in service and current.
+#[must_use]
+pub fn is_whole(view: View<'_>, record: &MetaRecord) -> bool {
+    let Some((leader, report)) = leader_report(view, record) else { return false };
+    let serves = |node: &NodeId| {
+        meta_place(view, record, *node) == Place::Good
+            && (*node == leader || report.current.contains(node))
+    };
+    has_members(report, &record.members)
+        && report.learners.is_empty()
+        && record.members.len() >= usize::from(view.policy.meta_replicas)
+        && record.members.iter().all(serves)
+}

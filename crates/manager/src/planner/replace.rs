@@ -1,0 +1,235 @@
+//! Replicas that are gone, or have to go, are made again elsewhere (CFS 2.2.5, InterFS 3.3).
+//!
+//! One rule for everything: a partition first gets as many good places as its volume wants, and
+//! then loses those that are too many. So a dead node, a drained one and a fenced disk are the same
+//! work, a node that comes back in the middle of it costs nothing but a place to drop, and at no
+//! moment are there fewer copies than before.
+//!
+//! ```text
+//! too few good places      BeginTask: one more place; fewest copies first, within limits
+//! the place has all bytes  it becomes a member (`repair`), EndTask
+//! too many places          out of the configuration, DropReplica, and its node deletes the bytes
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{NodeId, Role};
+
+use super::health::{Place, data_place, is_aligned};
+use super::place::{Shortage, Topology, place_one};
+use super::{Plan, View};
+use crate::core::{CommandV1, DataRecord, NewTask, Replica, Task, TaskReason};
+
+/// How much may be under way.
+#[derive(Debug)]
+pub(super) struct Budget {
+    cluster: usize,
+    by_node: BTreeMap<NodeId, usize>,
+    node_max: usize,
+}
+
+impl Budget {
+    pub(super) fn of(view: View<'_>) -> Budget {
+        let mut by_node: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for task in view.state.tasks() {
+            *by_node.entry(task.place.node).or_default() += 1;
+        }
+        let running = view.state.tasks().count();
+        let cluster = (view.policy.repairs_max as usize).saturating_sub(running);
+        Budget { cluster, by_node, node_max: view.policy.repairs_per_node_max as usize }
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.cluster > 0
+    }
+
+    pub(super) fn allows(&self, node: NodeId) -> bool {
+        self.has_room() && self.by_node.get(&node).copied().unwrap_or(0) < self.node_max
+    }
+
+    pub(super) fn take(&mut self, node: NodeId) {
+        self.cluster = self.cluster.saturating_sub(1);
+        *self.by_node.entry(node).or_default() += 1;
+    }
+}
+
+/// Plans tasks of data partitions, their ends, and the places that are dropped.
+pub fn plan(view: View<'_>, plan: &mut Plan) {
+    let mut lacking: Vec<(usize, &DataRecord)> = Vec::new();
+    for record in view.state.data_partitions() {
+        match view.state.task(record.id) {
+            Some(task) => plan.commands.extend(follow(view, record, task)),
+            None if good_places(view, record) < target(view, record) => {
+                lacking.push((copies(view, record), record));
+            }
+            None => plan.commands.extend(drop_one(view, record)),
+        }
+    }
+    if lacking.is_empty() {
+        return;
+    }
+    lacking.sort_by_key(|(copies, record)| (*copies, record.id));
+    let mut budget = Budget::of(view);
+    let mut topology = Topology::of(view, Role::Data);
+    let mut problems: BTreeSet<String> = BTreeSet::new();
+    for (copies, record) in lacking {
+        if !budget.has_room() {
+            break;
+        }
+        match begin(view, record, &budget, &mut topology) {
+            Ok(Some(task)) => {
+                budget.take(task.place.node);
+                plan.commands.push(CommandV1::BeginTask(task));
+            }
+            Ok(None) => {}
+            Err(shortage) => {
+                problems.insert(format!("partitions with {copies} copies stay so: {shortage}"));
+            }
+        }
+    }
+    plan.problems.extend(problems);
+}
+
+/// How many places a partition should have.
+#[must_use]
+pub fn target(view: View<'_>, record: &DataRecord) -> usize {
+    view.state.volume(record.volume).map_or(0, |volume| usize::from(volume.options.replicas))
+}
+
+fn places<'a>(
+    view: View<'a>,
+    record: &'a DataRecord,
+) -> impl Iterator<Item = (Replica, Place)> + 'a {
+    record.replicas.iter().map(move |place| (*place, data_place(view, record, place.node)))
+}
+
+/// Whether the members are enough, all of them to stay.
+pub(super) fn has_enough_members(view: View<'_>, record: &DataRecord) -> bool {
+    let is_member = |node: NodeId| record.configuration.members.contains(&node);
+    let good = places(view, record)
+        .filter(|(place, state)| *state == Place::Good && is_member(place.node));
+    good.count() >= target(view, record)
+}
+
+fn good_places(view: View<'_>, record: &DataRecord) -> usize {
+    places(view, record).filter(|(_, place)| place.counts()).count()
+}
+
+/// Members that are in service now: what stands between the partition and its loss.
+fn copies(view: View<'_>, record: &DataRecord) -> usize {
+    let members = &record.configuration.members;
+    let heard = |node: &&NodeId| view.state.node(**node).is_some_and(|node| node.state.is_heard());
+    members.iter().filter(heard).count()
+}
+
+/// A new place, or the old one for a replica that its node has lost.
+fn begin(
+    view: View<'_>,
+    record: &DataRecord,
+    budget: &Budget,
+    topology: &mut Topology,
+) -> Result<Option<NewTask>, Shortage> {
+    let members = &record.configuration.members;
+    // Without a majority the group can take nobody in: the members must come back first.
+    if copies(view, record) * 2 <= members.len() || view.loads.data_leader(record).is_none() {
+        return Ok(None);
+    }
+    let states: Vec<(Replica, Place)> = places(view, record).collect();
+    let missing = states.iter().find(|(_, place)| *place == Place::Missing);
+    if let Some((place, _)) = missing {
+        // While it is a member it must not come back blank: its copy would count.
+        let may = !record.is_configured(place.node) && budget.allows(place.node);
+        return Ok(may.then(|| new_task(view, record, *place, TaskReason::ReplicaLost(place.node))));
+    }
+    let reason = states.iter().find_map(|(_, place)| match place {
+        Place::Bad(reason) => Some(*reason),
+        _ => None,
+    });
+    let held: Vec<NodeId> = record.replicas.iter().map(|place| place.node).collect();
+    let kept: Vec<NodeId> =
+        states.iter().filter(|(_, p)| p.counts()).map(|(r, _)| r.node).collect();
+    let choices = view.policy.choices as usize;
+    let seed = view.seed ^ record.id.0;
+    let allowed = |node: NodeId| budget.allows(node);
+    let Some(place) = place_one(topology, (&held, &kept), choices, seed, allowed)? else {
+        return Ok(None);
+    };
+    topology.count(&[place], None);
+    Ok(Some(new_task(view, record, place, reason.unwrap_or(TaskReason::TooFew))))
+}
+
+fn new_task(view: View<'_>, record: &DataRecord, place: Replica, reason: TaskReason) -> NewTask {
+    let begun_unix_ms = view.unix_ms;
+    let deadline_unix_ms = begun_unix_ms.saturating_add(view.policy.repair_deadline_ms);
+    NewTask { partition: record.id, place, reason, begun_unix_ms, deadline_unix_ms }
+}
+
+/// Whether a task is at its end.
+fn follow(view: View<'_>, record: &DataRecord, task: &Task) -> Option<CommandV1> {
+    let owner = task.place.node;
+    let end = |done| CommandV1::EndTask { partition: record.id, id: task.id, done };
+    if task.is_given_up {
+        return (!record.is_configured(owner)).then(|| end(false));
+    }
+    let is_member = record.configuration.members.contains(&owner);
+    let adopted = view.loads.adopted(record)?;
+    let is_done = is_member && adopted.epoch == record.configuration.epoch;
+    let is_lost = matches!(data_place(view, record, owner), Place::Bad(_));
+    let is_late = view.unix_ms >= task.deadline_unix_ms;
+    // Those for whom it was begun are back, and serve.
+    let others = places(view, record).filter(|(place, state)| {
+        place.node != owner
+            && *state == Place::Good
+            && record.configuration.members.contains(&place.node)
+    });
+    let is_needless = !is_member && others.count() >= target(view, record);
+    let ends = is_done || is_lost || is_late || is_needless;
+    ends.then(|| end(is_done))
+}
+
+/// The place that the partition can do without, if it has too many: those that hold nothing that
+/// counts first. Never one without which there would be too few good members, all of them whole.
+#[must_use]
+pub fn surplus(view: View<'_>, record: &DataRecord) -> Option<NodeId> {
+    let target = target(view, record);
+    if record.replicas.len() <= target || view.state.task(record.id).is_some() {
+        return None;
+    }
+    if !is_aligned(view, record) {
+        return None;
+    }
+    let is_member = |node: NodeId| record.configuration.members.contains(&node);
+    let good: Vec<NodeId> = places(view, record)
+        .filter(|(place, state)| *state == Place::Good && is_member(place.node))
+        .map(|(place, _)| place.node)
+        .collect();
+    let order = |(place, state): &(Replica, Place)| {
+        let worth = match state {
+            Place::Bad(_) => 0,
+            Place::Missing => 1,
+            Place::Away => 2,
+            Place::Coming => 3,
+            Place::Good => 4,
+        };
+        // The primary last: it goes on without a change of hands.
+        let is_primary = record.configuration.primary == place.node;
+        (is_member(place.node), worth, is_primary, std::cmp::Reverse(use_of(view, place.node)))
+    };
+    let mut candidates: Vec<(Replica, Place)> = places(view, record).collect();
+    candidates.sort_by_key(order);
+    let (place, _) = candidates.first()?;
+    let left = good.iter().filter(|node| **node != place.node).count();
+    (left >= target).then_some(place.node)
+}
+
+fn use_of(view: View<'_>, node: NodeId) -> u64 {
+    let Some(known) = view.state.node(node) else { return 0 };
+    view.loads.disks(known).iter().map(|disk| disk.used_bytes).sum()
+}
+
+fn drop_one(view: View<'_>, record: &DataRecord) -> Option<CommandV1> {
+    let node = surplus(view, record)?;
+    let adopted = view.loads.adopted(record)?;
+    let is_out = !record.is_configured(node) && adopted.epoch == record.configuration.epoch;
+    is_out.then_some(CommandV1::DropReplica { partition: record.id, node })
+}

@@ -1,0 +1,391 @@
+//! Goal: what is lost for good, or has to go, is replaced without a copy too few at any moment; what
+//! comes back in the middle of it does no harm; and the limits hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{DiskId, ManagerError, NodeId, NodeState, PartitionId, Role};
+use proptest::prelude::*;
+
+use super::{World, is_quiet, nodes};
+use crate::core::tests::{disk, registration};
+use crate::core::{Applied, PartitionKind, Registration, TaskReason};
+use crate::planner::health::Place;
+use crate::planner::*;
+
+/// The volume "home": meta partitions 1 to 3 on the first three meta nodes (101 to 103), data
+/// partitions 4 to 9 on the first three data nodes, and more nodes of both kinds.
+fn roomy(meta: u32, data: u32) -> World {
+    let mut world = World::new(meta, data);
+    world.policy.dead_after_ms = 10_000;
+    world.log.volume("home", 3, 6);
+    world.settle();
+    world
+}
+
+fn first_data(world: &World) -> NodeId {
+    world.log.state.nodes().find(|node| node.role == Role::Data).unwrap().id
+}
+
+#[track_caller]
+fn check_whole_without(world: &World, gone: NodeId) {
+    for record in world.log.state.data_partitions() {
+        let configuration = &record.configuration;
+        assert_eq!(configuration.members.len(), 3, "partition {}", record.id);
+        assert!(!record.is_configured(gone) && record.disk_of(gone).is_none());
+        assert_eq!(record.replicas.len(), 3);
+    }
+    for record in world.log.state.meta_partitions() {
+        assert_eq!((record.members.len(), record.joining), (3, None), "partition {}", record.id);
+        assert!(!record.members.contains(&gone));
+    }
+    assert_eq!(world.log.state.tasks().count(), 0);
+}
+
+#[test]
+fn a_silent_node_is_waited_for_and_a_dead_one_is_replaced() {
+    let mut world = roomy(3, 5);
+    let lost = first_data(&world);
+    world.down.insert(lost);
+    world.wait(8_000);
+    assert_eq!(world.log.state.node(lost).unwrap().state, NodeState::Silent);
+    assert_eq!(world.log.state.tasks().count(), 0, "it may come back");
+    world.wait(4_000);
+    assert_eq!(world.log.state.node(lost).unwrap().state, NodeState::Dead);
+    world.settle();
+    check_whole_without(&world, lost);
+    // Back with what it held: its places are taken, so its bytes go.
+    world.down.clear();
+    world.settle();
+    assert_eq!(world.log.state.node(lost).unwrap().state, NodeState::Active);
+    assert!(world.data[&lost].is_empty());
+}
+
+#[test]
+fn a_new_replica_is_a_learner_before_it_is_a_member() {
+    let mut world = roomy(3, 5);
+    let lost = first_data(&world);
+    world.down.insert(lost);
+    let mut learned = BTreeSet::new();
+    for _ in 0..200 {
+        world.pass();
+        for record in world.log.state.data_partitions() {
+            let founders = nodes(&[104, 105, 106]);
+            let configuration = &record.configuration;
+            learned.extend(configuration.learners.iter().map(|node| (record.id, *node)));
+            for member in configuration.members.iter().filter(|node| !founders.contains(node)) {
+                assert!(learned.contains(&(record.id, *member)), "{member} was not filled");
+            }
+        }
+    }
+    assert_eq!(learned.len(), 6);
+}
+
+#[test]
+fn a_learner_is_no_member_before_it_is_filled() {
+    let mut world = roomy(3, 4);
+    world.policy.repairs_per_node_max = 8;
+    let lost = first_data(&world);
+    world.down.insert(lost);
+    let unfilled = |world: &mut World| {
+        for report in world.data.values_mut().flat_map(|held| held.values_mut()) {
+            report.unaligned = u64::from(!report.configuration.learners.is_empty());
+        }
+    };
+    for _ in 0..200 {
+        world.pass();
+        unfilled(&mut world);
+    }
+    for record in world.log.state.data_partitions() {
+        assert_eq!(record.configuration.members.len(), 2);
+        assert_eq!(record.configuration.learners, nodes(&[107]));
+        assert!(record.disk_of(lost).is_some(), "the old place stays until the new one is good");
+    }
+    world.down.clear();
+    for _ in 0..50 {
+        world.pass();
+        unfilled(&mut world);
+    }
+    // The node is back before the copy was done: it is taken back, and the copy is dropped.
+    for record in world.log.state.data_partitions() {
+        assert_eq!(record.configuration.members.len(), 3);
+        assert!(record.configuration.members.contains(&lost));
+        assert_eq!(record.replicas.len(), 3);
+    }
+    assert!(world.data[&NodeId(107)].is_empty(), "half a copy is not kept");
+}
+
+#[test]
+fn fewest_copies_come_first_and_the_limits_hold() {
+    let mut world = World::new(3, 6);
+    world.policy.dead_after_ms = 10_000;
+    (world.policy.repairs_max, world.policy.repairs_per_node_max) = (3, 2);
+    world.log.volume("home", 1, 12);
+    world.settle();
+    let lost = first_data(&world);
+    world.down.insert(lost);
+    let mut most = 0;
+    for _ in 0..400 {
+        world.pass();
+        let mut by_node: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for task in world.log.state.tasks() {
+            *by_node.entry(task.place.node).or_default() += 1;
+        }
+        most = most.max(world.log.state.tasks().count());
+        assert!(by_node.values().all(|count| *count <= 2), "{by_node:?}");
+    }
+    assert_eq!(most, 3);
+    check_whole_without(&world, lost);
+}
+
+#[test]
+fn a_drained_node_serves_until_it_is_empty_and_can_then_be_removed() {
+    let mut world = roomy(4, 4);
+    for leaving in [first_data(&world), NodeId(101)] {
+        let drain = CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 };
+        drain::check(world.view(), leaving, None).unwrap();
+        world.log.apply(drain);
+        let refused = world.log.apply(CommandV1::RemoveNode { node: leaving });
+        assert!(matches!(refused, Applied::Refused(_)), "it still holds replicas");
+        for _ in 0..200 {
+            world.pass();
+            for record in world.log.state.data_partitions() {
+                assert!(record.configuration.members.len() >= 3, "a copy too few");
+            }
+        }
+        check_whole_without(&world, leaving);
+        assert!(world.data.get(&leaving).is_none_or(BTreeMap::is_empty));
+        assert!(world.meta.get(&leaving).is_none_or(BTreeMap::is_empty));
+        assert_eq!(world.log.apply(CommandV1::RemoveNode { node: leaving }), Applied::Done);
+        assert!(world.log.state.node(leaving).is_none());
+    }
+    world.down.extend(nodes(&[101, 105]));
+    world.settle();
+}
+
+#[test]
+fn a_drain_that_cannot_end_is_refused_with_the_rule() {
+    let world = roomy(3, 3);
+    let node = first_data(&world);
+    let refused = drain::check(world.view(), node, None).unwrap_err();
+    assert!(matches!(refused, ManagerError::NoPlacement { .. }));
+    let text = refused.to_string();
+    assert!(text.contains("never two replicas on one node"), "{text}");
+    let meta = drain::check(world.view(), NodeId(101), None).unwrap_err().to_string();
+    assert!(meta.contains("another replica of meta partition 1"), "{meta}");
+    let stranger = drain::check(world.view(), NodeId(7), None).unwrap_err().to_string();
+    assert_eq!(stranger, "refused: there is no node 7");
+    let no_disk = drain::check(world.view(), node, Some(DiskId(9))).unwrap_err().to_string();
+    assert_eq!(no_disk, "refused: node 104 has no disk 9");
+}
+
+#[test]
+fn no_node_is_removed_that_the_copies_need() {
+    let mut world = roomy(3, 4);
+    let remove = |world: &mut World, node| world.log.apply(CommandV1::RemoveNode { node });
+    let check = |applied: Applied, part: &str| match applied {
+        Applied::Refused(error) => assert!(error.to_string().contains(part), "{error}"),
+        other => panic!("{other:?}"),
+    };
+    world.down.extend(nodes(&[104, 105, 101, 102]));
+    world.wait(4_000);
+    check(remove(&mut world, NodeId(104)), "never goes below 2");
+    check(remove(&mut world, NodeId(101)), "has no majority without node 101");
+    check(remove(&mut world, NodeId(106)), "is in service and holds 6 replicas");
+    check(remove(&mut world, NodeId(99)), "there is no node 99");
+    world.down.remove(&NodeId(105));
+    world.wait(4_000);
+    // One that is gone for good, and is not waited for: repaired at once, then forgotten.
+    assert_eq!(remove(&mut world, NodeId(104)), Applied::Done);
+    world.pass();
+    world.pass();
+    assert!(
+        world.log.state.tasks().all(|task| task.reason == TaskReason::NodeRemoved(NodeId(104)))
+    );
+    assert!(world.log.state.tasks().count() > 0);
+    world.settle();
+    assert!(world.log.state.node(NodeId(104)).is_none(), "nothing refers to it any more");
+    // Its process starts again with the old directory.
+    let again = Registration { node: Some(NodeId(104)), ..registration(Role::Data, 1000) };
+    check(world.log.apply(CommandV1::RegisterNode(again)), "it was removed");
+}
+
+#[test]
+fn a_failed_disk_is_replaced_at_once_and_a_drained_one_is_emptied() {
+    let mut world = roomy(3, 5);
+    let mut failed = disk(1);
+    failed.fenced = Some("flush failed: EIO".to_owned());
+    world.log.register(Registration {
+        node: Some(NodeId(106)),
+        disks: vec![failed],
+        ..registration(Role::Data, 1002)
+    });
+    world.settle();
+    check_whole_without(&world, NodeId(106));
+    world.log.apply(CommandV1::DrainDisk {
+        node: NodeId(105),
+        disk: DiskId(1),
+        drains: true,
+        begun_unix_ms: 1,
+    });
+    world.settle();
+    check_whole_without(&world, NodeId(105));
+    assert_eq!(world.log.state.node(NodeId(105)).unwrap().state, NodeState::Active);
+}
+
+#[test]
+fn a_meta_node_that_is_lost_is_replaced_one_change_at_a_time() {
+    let mut world = roomy(4, 3);
+    world.down.insert(NodeId(102));
+    let mut voters: BTreeMap<PartitionId, Vec<NodeId>> = BTreeMap::new();
+    for _ in 0..200 {
+        let plan = world.pass();
+        for step in &plan.steps {
+            let Step::SetMembers { partition, voters: wanted, learners, .. } = step else {
+                continue;
+            };
+            let before = voters.insert(*partition, wanted.clone()).unwrap_or_default();
+            assert_eq!(wanted.len(), 3);
+            let new = wanted.iter().filter(|node| !before.contains(node)).count();
+            assert!(before.is_empty() || new <= 1, "{before:?} to {wanted:?}");
+            assert!(learners.len() <= 1);
+        }
+    }
+    check_whole_without(&world, NodeId(102));
+    world.down.clear();
+    world.settle();
+    assert!(world.meta[&NodeId(102)].is_empty(), "its old replicas are deleted");
+}
+
+#[test]
+fn a_task_that_is_late_or_whose_node_dies_is_given_up_and_planned_anew() {
+    let mut world = roomy(3, 5);
+    world.down.insert(NodeId(104));
+    world.wait(14_000);
+    world.settle();
+    let target = NodeId(107);
+    let holders = world.log.state.data_partitions().filter(|r| r.disk_of(target).is_some()).count();
+    assert!(holders > 0);
+    // Both newcomers die while the first is gone: what is left has two copies, and waits.
+    world.down.insert(target);
+    world.wait(14_000);
+    world.settle();
+    check_whole_without(&world, target);
+}
+
+#[test]
+fn primaries_and_leaders_move_back_to_a_node_that_returns() {
+    let mut world = roomy(3, 3);
+    world.policy.balances = true;
+    world.settle();
+    let lost = first_data(&world);
+    for gone in [lost, NodeId(101)] {
+        world.down.insert(gone);
+    }
+    world.wait(4_000);
+    world.down.clear();
+    world.settle();
+    let mut primaries: BTreeMap<NodeId, usize> = BTreeMap::new();
+    for record in world.log.state.data_partitions() {
+        *primaries.entry(record.configuration.primary).or_default() += 1;
+    }
+    assert_eq!(primaries, nodes(&[104, 105, 106]).into_iter().map(|node| (node, 2)).collect());
+    let leaders: BTreeSet<NodeId> = (world.log.state.meta_partitions())
+        .map(|record| world.loads.meta_leader(record).unwrap())
+        .collect();
+    assert_eq!(leaders.len(), 3);
+}
+
+#[test]
+fn a_place_is_what_its_node_and_disk_are() {
+    let mut world = roomy(3, 3);
+    let place = |world: &World| health::data_place(world.view(), world.data_record(4), NodeId(104));
+    assert_eq!(place(&world), Place::Good);
+    world.down.insert(NodeId(104));
+    world.wait(4_000);
+    assert_eq!(place(&world), Place::Away);
+    world.wait(10_000);
+    assert_eq!(place(&world), Place::Bad(TaskReason::NodeDead(NodeId(104))));
+    world.down.clear();
+    world.wait(4_000);
+    world.log.apply(CommandV1::DrainNode { node: NodeId(104), drains: true, begun_unix_ms: 1 });
+    assert_eq!(place(&world), Place::Bad(TaskReason::NodeDraining(NodeId(104))));
+    world.log.apply(CommandV1::DrainNode { node: NodeId(104), drains: false, begun_unix_ms: 2 });
+    assert_eq!(place(&world), Place::Good);
+}
+
+/// What may happen to a data node.
+#[derive(Clone, Copy, Debug)]
+enum Happening {
+    Dies,
+    Returns,
+    Drains,
+    Stays,
+    LosesReplicas,
+}
+
+fn any_happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        Just(Happening::Dies),
+        Just(Happening::Returns),
+        Just(Happening::Drains),
+        Just(Happening::Stays),
+        Just(Happening::LosesReplicas),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+
+    /// Whatever happens to the nodes: commands are never refused (`pass` asserts it), no bytes are
+    /// deleted while the partition lacks copies, and when the trouble ends all is as it should be.
+    #[test]
+    fn any_sequence_of_losses_and_drains_heals(
+        happenings in proptest::collection::vec((104_u32..111, any_happening(), 1_u64..80), 1..25)
+    ) {
+        let mut world = World::new(3, 7);
+        world.policy.dead_after_ms = 6_000;
+        world.policy.balances = true;
+        world.log.volume("home", 1, 4);
+        world.settle();
+        for (node, happening, passes) in happenings {
+            let node = NodeId(node);
+            let drain = |drains| CommandV1::DrainNode { node, drains, begun_unix_ms: 1 };
+            match happening {
+                Happening::Dies => drop(world.down.insert(node)),
+                Happening::Returns => drop(world.down.remove(&node)),
+                Happening::Drains => drop(world.log.apply(drain(true))),
+                Happening::Stays => drop(world.log.apply(drain(false))),
+                // A disk that was swapped for an empty one, if the others have enough copies.
+                Happening::LosesReplicas if world.down.is_empty() => {
+                    world.data.entry(node).or_default().clear();
+                }
+                Happening::LosesReplicas => {}
+            }
+            for _ in 0..passes {
+                let plan = world.pass();
+                for step in &plan.steps {
+                    let Step::Delete { node, kind: PartitionKind::Data, partition } = step else {
+                        continue;
+                    };
+                    let record = world.log.state.data_partition(*partition).unwrap();
+                    prop_assert!(record.configuration.members.len() >= 3, "{:?}", step);
+                    prop_assert!(!record.is_configured(*node));
+                }
+            }
+        }
+        world.down.clear();
+        for node in 104..=110 {
+            world.log.apply(CommandV1::DrainNode { node: NodeId(node), drains: false, begun_unix_ms: 1 });
+        }
+        world.wait(40_000);
+        let plan = world.pass();
+        prop_assert!(is_quiet(&plan), "{:?}", plan);
+        for record in world.log.state.data_partitions() {
+            prop_assert_eq!(record.configuration.members.len(), 3);
+            prop_assert_eq!(record.replicas.len(), 3);
+            prop_assert!(record.configuration.learners.is_empty());
+            let held = world.data.values().filter(|held| held.contains_key(&record.id)).count();
+            prop_assert_eq!(held, 3, "no bytes are left where they do not belong");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! A node that stops cleanly hands its leaderships over first, so that nobody waits for elections.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use milpa_host::clock::Instant;
+use milpa_raft::MultiRaft;
+use milpa_types::{NodeId, PartitionId};
+use tracing::info;
+
+use super::context::Context;
+use super::inbox::Event;
+use super::partitions::current_members;
+use super::replica::Replica;
+use super::shell::Shell;
+
+/// A node that stops waits so long for its followers to take over.
+const WAIT: Duration = Duration::from_millis(1_500);
+const POLL: Duration = Duration::from_millis(20);
+
+impl Shell {
+    /// Asks a current follower of each group led here to lead; again in each round until it does.
+    pub(crate) fn hand_over(&self, multi: &mut MultiRaft) {
+        let led: Vec<PartitionId> =
+            self.replicas.values().filter(|replica| replica.leads()).map(Replica::id).collect();
+        for partition in led {
+            let Some(status) = multi.status(partition) else { continue };
+            let current = current_members(&status);
+            let mut voters = status.members.voters.iter().filter(|node| current.contains(node));
+            if let Some(to) = voters.next() {
+                multi.transfer_leader(partition, *to);
+            }
+        }
+    }
+}
+
+/// Has everything led here handed over, and returns when that is done or has taken too long.
+pub(crate) async fn hand_over_all(ctx: &Rc<Context>) {
+    ctx.inbox.push(Event::Leave);
+    let started = Instant::now();
+    while led(ctx) > 0 && started.elapsed() < WAIT {
+        tokio::time::sleep(POLL).await;
+    }
+    info!(still_led = led(ctx), took = ?started.elapsed(), "leaderships handed over");
+}
+
+fn led(ctx: &Context) -> usize {
+    let own: NodeId = ctx.node;
+    ctx.report.borrow().iter().filter(|report| report.leader == Some(own)).count()
+}

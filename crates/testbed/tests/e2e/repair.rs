@@ -1,0 +1,176 @@
+//! What is lost for good is made again elsewhere, and what is to go goes without a gap.
+
+use std::time::{Duration, Instant};
+
+use milpa_testbed::load::Writer;
+use milpa_testbed::{Mounted, ServerProcess, Testbed};
+use serde_json::Value;
+
+use super::crash::{check_files, wait_for_more};
+
+const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
+
+/// RELIABILITY: after a single failure no call waits longer.
+const STALL_MAX: Duration = Duration::from_secs(10);
+/// Until all is as it should be; generous, as other processes share the machine.
+const HEAL_MAX: Duration = Duration::from_secs(180);
+
+/// A writer on a mount of its own.
+struct Load {
+    writer: Writer,
+    _mount: Mounted,
+}
+
+fn start_load(bed: &mut Testbed) -> Load {
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("files");
+    std::fs::create_dir(&directory).unwrap();
+    let load = Load { writer: Writer::start(WRITER, &directory).unwrap(), _mount: mount };
+    wait_for_more(bed, &load.writer, 20);
+    load
+}
+
+/// Ends the load; all that it wrote is there for a mount that has cached nothing, and on all
+/// replicas alike.
+#[track_caller]
+fn finish(bed: &mut Testbed, load: Load) {
+    let (count, longest) = load.writer.finish().unwrap();
+    println!("{count} files written and synced; the longest took {longest:?}");
+    assert!(longest < STALL_MAX, "one file took {longest:?}");
+    let fresh = bed.mount("default").unwrap();
+    check_files(&fresh.path.join("files"), count);
+    bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
+        bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
+}
+
+fn partitions(bed: &Testbed, kind: &str) -> Vec<Value> {
+    let Ok(list) = bed.json(&["partition", "list"]) else { return Vec::new() };
+    list["Partitions"][kind].as_array().cloned().unwrap_or_default()
+}
+
+/// Whether every partition has three members, and nothing on `gone`.
+fn is_whole_without(bed: &Testbed, kind: &str, gone: u64) -> bool {
+    let partitions = partitions(bed, kind);
+    let is_whole = |partition: &Value| {
+        let has = |field: &str, node: u64| {
+            partition[field].as_array().is_some_and(|list| list.contains(&node.into()))
+        };
+        let members = partition["members"].as_array().map_or(0, Vec::len);
+        members == 3 && !has("members", gone) && !has("replicas", gone)
+    };
+    !partitions.is_empty() && partitions.iter().all(is_whole) && tasks(bed).is_empty()
+}
+
+fn tasks(bed: &Testbed) -> Vec<Value> {
+    let list = bed.json(&["task", "list"]);
+    list.ok().and_then(|list| list.as_array().cloned()).unwrap_or_default()
+}
+
+/// The process and all its files are gone. It is stopped first: its files must go before the
+/// supervisor sees it die, or it would be started again.
+fn lose(process: &ServerProcess) {
+    let pid = process.signal(libc::SIGSTOP).unwrap();
+    std::fs::remove_dir_all(&process.directory).unwrap();
+    milpa_testbed::kill(pid).unwrap();
+}
+
+#[test]
+fn a_data_node_lost_for_good_is_replaced_under_load() {
+    let mut bed = Testbed::start_impatient(&["--nodes", "5"]).unwrap();
+    let load = start_load(&mut bed);
+    wait_for_more(&bed, &load.writer, 100);
+    // One that holds something.
+    let names = ["data1", "data2", "data3", "data4", "data5"];
+    let holds = |name: &&&str| {
+        let id = bed.node_id(name).unwrap();
+        partitions(&bed, "data").iter().any(|p| p["primary"] == id)
+    };
+    let name = *names.iter().find(holds).unwrap();
+    let (lost, process) = (bed.node_id(name).unwrap(), bed.process(name).unwrap().clone());
+    lose(&process);
+    let started = Instant::now();
+    let mut seen = Vec::new();
+    bed.wait_until("fully redundant again", HEAL_MAX, |bed| {
+        seen.extend(tasks(bed).iter().map(|task| task["reason"].to_string()));
+        is_whole_without(bed, "data", lost)
+    })
+    .unwrap();
+    println!("redundant again after {:?}", started.elapsed());
+    assert!(seen.iter().any(|reason| reason.contains("is dead")), "{seen:?}");
+    wait_for_more(&bed, &load.writer, 20);
+    finish(&mut bed, load);
+}
+
+#[test]
+fn a_data_node_is_drained_in_use_and_removed() {
+    let mut bed = Testbed::start_with(&["--nodes", "5"]).unwrap();
+    let load = start_load(&mut bed);
+    wait_for_more(&bed, &load.writer, 100);
+    let primary = partitions(&bed, "data")[0]["primary"].as_u64().unwrap();
+    let node = primary.to_string();
+    let refused = bed.milpa(&["node", "remove", &node, "-y"]).unwrap_err();
+    assert!(refused.contains("is in service and holds"), "{refused}");
+    bed.milpa(&["node", "drain", &node]).unwrap();
+    let mut shown = 0;
+    bed.wait_until("nothing left there", HEAL_MAX, |bed| {
+        let list = tasks(bed);
+        let drain = list.iter().find(|task| task["kind"] == "Drain");
+        shown = shown.max(drain.and_then(|task| task["done"].as_u64()).unwrap_or(0));
+        let is_done = drain.is_some_and(|task| task["done"] == task["total"]);
+        is_done && used_bytes(bed, primary) == Some(0)
+    })
+    .unwrap();
+    assert!(shown > 0, "progress was shown");
+    wait_for_more(&bed, &load.writer, 20);
+    // Its process may go on for a moment: it is told that it is not one of us any more.
+    bed.milpa(&["node", "remove", &node, "-y"]).unwrap();
+    bed.wait_until("forgotten", Duration::from_secs(10), |bed| used_bytes(bed, primary).is_none())
+        .unwrap();
+    assert!(is_whole_without(&bed, "data", primary));
+    finish(&mut bed, load);
+}
+
+/// What a node's disks hold, if the node is known.
+fn used_bytes(bed: &Testbed, id: u64) -> Option<u64> {
+    let nodes = bed.json(&["node", "list"]).ok()?;
+    let node = nodes.as_array()?.iter().find(|node| node["id"] == id)?;
+    Some(node["disks"].as_array()?.iter().filter_map(|disk| disk["used_bytes"].as_u64()).sum())
+}
+
+#[test]
+fn a_meta_node_lost_for_good_is_replaced_under_load() {
+    let mut bed = Testbed::start_impatient(&["--meta-nodes", "4"]).unwrap();
+    let load = start_load(&mut bed);
+    let held = partitions(&bed, "meta")[0]["members"][0].as_u64().unwrap();
+    let names = ["meta1", "meta2", "meta3", "meta4"];
+    let name = *names.iter().find(|name| bed.node_id(name) == Ok(held)).unwrap();
+    let process = bed.process(name).unwrap().clone();
+    lose(&process);
+    let started = Instant::now();
+    bed.wait_until("all replicas again", HEAL_MAX, |bed| is_whole_without(bed, "meta", held))
+        .unwrap();
+    println!("all replicas again after {:?}", started.elapsed());
+    wait_for_more(&bed, &load.writer, 20);
+    finish(&mut bed, load);
+}
+
+#[test]
+fn a_meta_node_that_stops_cleanly_hands_over_first() {
+    let mut bed = Testbed::start().unwrap();
+    let load = start_load(&mut bed);
+    for name in ["meta1", "meta2", "meta3"] {
+        let process = bed.process(name).unwrap().clone();
+        let before = process.signal(libc::SIGTERM).unwrap();
+        bed.wait_until("restarted", Duration::from_secs(20), |_| {
+            process.pid().is_some_and(|pid| pid != before)
+        })
+        .unwrap();
+        let log = bed.data().join(format!("logs/{name}.log"));
+        let log = std::fs::read_to_string(log).unwrap();
+        assert!(log.contains("leaderships handed over still_led=0"), "{name} left leaders behind");
+        wait_for_more(&bed, &load.writer, 50);
+    }
+    finish(&mut bed, load);
+}
