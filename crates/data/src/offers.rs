@@ -24,7 +24,7 @@ struct Progress {
     quiet_since_ms: u64,
     /// Pieces below this are known to be kept or gone.
     from: u64,
-    /// A file refers to it, or its writer is done: nothing to ask.
+    /// A file refers to it: nothing to ask.
     is_kept: bool,
     /// Not before this time.
     ask_ms: u64,
@@ -101,13 +101,6 @@ impl Offers {
             Outcome::Later => progress.ask_ms = now_ms.saturating_add(ASK_AGAIN_MS),
         }
     }
-
-    /// The writer said that it is finished: it has published what it wanted.
-    pub fn closed(&mut self, extent: ExtentId, now_ms: u64) {
-        let kept =
-            Progress { length: 0, quiet_since_ms: now_ms, from: 0, is_kept: true, ask_ms: 0 };
-        self.extents.entry(extent).or_insert(kept).is_kept = true;
-    }
 }
 
 #[cfg(test)]
@@ -157,14 +150,12 @@ mod tests {
     }
 
     #[test]
-    fn every_extent_has_its_turn_and_closed_ones_are_left_alone() {
+    fn every_extent_has_its_turn() {
         let mut offers = Offers::default();
         let held = [(A, 1), (B, 1)];
         offers.due(&held, 0, SILENT, 1);
         assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
         assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(B, 0)]);
         assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
-        offers.closed(A, SILENT);
-        assert_eq!(offers.due(&held, SILENT, SILENT, 9), vec![(B, 0)]);
     }
 }

@@ -97,10 +97,8 @@ impl Disk {
     /// The writer is finished.
     pub fn close(&mut self, id: PartitionId, extent: ExtentId, reply: Reply) {
         let mut effects = Vec::new();
-        let closed = self.partition(id).map(|partition| {
-            partition.offers.closed(extent, now_ms());
-            partition.primary.close(extent, &mut effects);
-        });
+        let closed =
+            self.partition(id).map(|partition| partition.primary.close(extent, &mut effects));
         answer_done(reply, closed);
         self.perform_appends(id, effects);
     }

@@ -89,18 +89,20 @@ fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) {
 /// has yet to get from a peer count like those that it has.
 fn note_dead(store: &ExtentStore, extent: &Arc<Extent>, range: &Freed, plan: &mut Plan) {
     let (mut start, end) = bounds(range);
-    {
+    let is_new = {
         let mut state = extent.state();
-        if state.dead.covers(start, end) {
-            return;
-        }
+        let is_new = !state.dead.covers(start, end);
         state.dead.insert(start, end);
-    }
+        is_new
+    };
     if let Some(header) = dead_header(store, extent, start) {
         extent.state().dead.insert(header, start);
         start = header;
     }
-    plan.records.push(Record::Dead { extent: extent.id, start, end });
+    if is_new {
+        plan.records.push(Record::Dead { extent: extent.id, start, end });
+    }
+    // Also if it was known: a crash may have come between the log and what follows.
     if is_all_dead(extent) {
         plan.remove(extent.id);
     } else {
@@ -142,6 +144,9 @@ pub(super) fn punch(
     }
     let runs = freed_runs(extent, start, end);
     for (first, last) in runs {
+        if is_punched(store, extent, &file, first, last) {
+            continue;
+        }
         let punched = punch_run(store, extent, &file, first, last);
         match punched {
             // Splitting a file's map can need a block. The range is dead all the same.
@@ -166,6 +171,19 @@ fn freed_runs(extent: &Extent, start: u64, end: u64) -> Vec<(u64, u64)> {
         block = run_end + 1;
     }
     runs
+}
+
+/// Whether all these blocks are marked as freed already. If that cannot be read they are marked
+/// again.
+fn is_punched(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    file: &super::disk::OpenFile,
+    first: u64,
+    last: u64,
+) -> bool {
+    let slots = extent.slots(&store.disk, file, first, last - first);
+    slots.is_ok_and(|slots| slots.iter().all(|slot| matches!(slot, Slot::Freed { .. })))
 }
 
 fn punch_run(
@@ -219,6 +237,15 @@ pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<()
         Err(StoreError::NoSpace) => Ok(()),
         result => result,
     }
+}
+
+/// Removes what a crash kept from being removed: extents that were sealed, and dead as a whole.
+pub(super) fn after_recovery(store: &ExtentStore) -> Result<(), StoreError> {
+    let mut plan = Plan::default();
+    for extent in store.all_extents().iter().filter(|extent| is_all_dead(extent)) {
+        plan.remove(extent.id);
+    }
+    execute(store, &plan)
 }
 
 /// Takes an extent out of memory and its file out of the directory. The log has it already.

@@ -22,7 +22,7 @@ use super::format::{
 };
 use super::freed_log::FreedLog;
 use super::ranges::Ranges;
-use super::{ExtentStore, OpenError, extent_path, lock, seal, write_lock};
+use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
 
 const LABEL: &str = "label";
 const LABEL_NEW: &str = "label.new";
@@ -115,6 +115,11 @@ pub(super) fn open(
         }
     }
     store.unreadable.clone_from(&report.unreadable);
+    if let Err(error) = free::after_recovery(&store) {
+        // It is tried again with the next start; a failed disk is told by the next write.
+        tracing::warn!(%partition, %error, "dead extents could not be removed");
+    }
+    report.extents.retain(|found| store.present(found.extent).is_some());
     Ok((store, report))
 }
 

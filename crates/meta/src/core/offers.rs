@@ -13,6 +13,9 @@
 //! never given again. Nothing can refer to its bytes, whoever wrote them and whether or not they
 //! live: so a client that keeps running does not keep the bytes of files that are gone.
 //!
+//! What is decided is decided for every replica: each offers what it holds, but perhaps at another
+//! time, or not any more. So the bytes go on the free list, like those of a deleted file.
+//!
 //! Clients, for their part, open their session in an inode's partition before they write bytes for
 //! that inode.
 //!
@@ -49,12 +52,14 @@ impl Partition {
             return Err(MetaError::Invalid);
         }
         let verdicts: Vec<_> = offers.iter().map(|offer| self.judge(offer)).collect();
-        for (offer, verdict) in offers.iter().zip(&verdicts) {
+        let judged = offers.iter().zip(&verdicts);
+        for (offer, _) in judged.filter(|(_, verdict)| **verdict == Verdict::Delete) {
             let lives = self.tables.sessions.contains(&offer.session);
             let ended = &mut self.tables.ended_sessions;
-            if *verdict == Verdict::Delete && !lives && !ended.contains(&offer.session) {
+            if !lives && !ended.contains(&offer.session) {
                 ended.insert(&offer.session, &index);
             }
+            self.tables.free(&mut self.counters.next_order, offer.range);
         }
         forget_oldest(&mut self.tables.ended_sessions);
         Ok(MetaAnswer::Verdicts(verdicts))

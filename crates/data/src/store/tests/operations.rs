@@ -2,6 +2,7 @@
 
 use milpa_types::{BLOCK_BYTES, DataError, EXTENT_BYTES_MAX};
 
+use super::super::memory_files::{Call, Fault};
 use super::*;
 
 #[test]
@@ -295,6 +296,23 @@ fn a_replica_that_lost_live_bytes_does_not_take_the_extent_for_dead() {
         assert!(!world.store.is_removed(LARGE), "seed {seed}");
     }
     assert!(shortened > 0, "no crash took anything");
+}
+
+/// Story: an extent was dead in all its bytes when it was sealed, and the process died between the
+/// seal and what follows from it. Nobody ever removed it here.
+#[test]
+fn a_dead_extent_whose_removal_was_cut_short_is_removed_at_the_next_start() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 8_192)).unwrap();
+    world.free(0, 8_192);
+    world.flush().unwrap();
+    // The header of the seal is written; then the disk fails at the log of freed ranges.
+    world.files.fail(Fault { call: Call::Sync, after: 0, errno: 5 });
+    let _failed = world.store.seal(LARGE, 8_192);
+    world.files.fail_no_more();
+    let world = world.kill();
+    assert!(matches!(world.read(0, 1), Err(StoreError::Removed)));
+    assert!(world.report.extents.is_empty());
 }
 
 /// Story: two replicas agreed on what is live and on what is freed, but one had punched a block

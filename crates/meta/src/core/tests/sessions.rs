@@ -164,8 +164,13 @@ fn offered_bytes_are_deleted_only_when_nobody_can_publish_them() {
     ] {
         assert_eq!(solo.partition.verdict(&offer), expected, "{offer:?}");
     }
-    let offers = vec![offer(file, OTHER, extent, 100)];
-    let decided = solo.apply(&Command::JudgeOffers { offers }).outcome;
+    let (kept, unwanted) = (offer(file, ME, extent, 95), offer(file, OTHER, extent, 100));
+    let range = unwanted.range;
+    let decided = solo.apply(&Command::JudgeOffers { offers: vec![unwanted] }).outcome;
+    let orders = solo.partition.free_orders(0, 9);
+    assert_eq!(orders.iter().map(|order| order.range).collect::<Vec<_>>(), [range], "everywhere");
+    solo.apply(&Command::JudgeOffers { offers: vec![kept] });
+    assert_eq!(solo.partition.free_orders(0, 9).len(), 1);
     assert_eq!(decided, Outcome::Reply(Ok(MetaAnswer::Verdicts(vec![Verdict::Delete]))));
     let opened = solo.write_as(OTHER, MetaWrite::OpenSession);
     assert_eq!(opened, Err(MetaError::UnknownSession), "it can never publish them now");
