@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use milpa_host::clock::{now_ms, now_us};
+use milpa_host::clock::now_us;
 use milpa_host::rpc::Reply;
 use milpa_types::{DataError, Epoch, ExtentId, InodeId, NodeId, PartitionId, SessionId};
 use milpa_wire::data::{Append, DataAnswer, DataRequest, Replicate, TRANSFER_BYTES_MAX};

@@ -303,19 +303,18 @@ impl Scan<'_> {
                 .iter()
                 .flatten()
                 .any(|header| header.tail().is_some_and(|t| t.0 == block))
-            && self.dead.run_at(block * BLOCK_BYTES).is_none()
     }
 
     /// How many bytes of a block are valid: the longest candidate that verifies.
     fn valid_bytes(&self, block: u64, raw: u64, bytes: &[u8]) -> usize {
         let start = block * BLOCK_BYTES;
-        // Freed bytes were there and are perhaps punched: their number is all that counts.
-        let dead = self.dead.run_at(start).map_or(0, |(_, end)| (end - start) as usize);
-        if dead >= bytes.len() {
-            return bytes.len();
-        }
         let slot = match Slot::decode(raw, self.place, block) {
             Slot::Freed { length } => return usize::from(length).min(bytes.len()),
+            // Freed bytes were there and are perhaps punched: their number is all that counts. A
+            // dead range alone proves nothing: it may be of bytes that never came here.
+            Slot::Live { length, .. } if self.dead.covers(start, start + u64::from(length)) => {
+                return usize::from(length).min(bytes.len());
+            }
             Slot::Live { crc, length } => Some((crc, usize::from(length))),
             Slot::Empty | Slot::Damaged => None,
         };
@@ -325,7 +324,7 @@ impl Scan<'_> {
         let verifies = |(crc, length): &(u32, usize)| {
             bytes.get(..*length).is_some_and(|prefix| crc32c(prefix) == *crc)
         };
-        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0).max(dead)
+        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;

@@ -190,19 +190,30 @@ impl Model {
             assert!(matches!(world.read(0, 1), Err(StoreError::Removed)));
             return;
         }
+        if matches!(world.read(0, 1), Err(StoreError::Removed)) {
+            let held = self.flushed.unwrap_or(0);
+            let is_dead = self.dead.iter().take(held).all(|dead| *dead);
+            assert!(self.sealed && is_dead, "removed, though it lives");
+            self.removed = true;
+            return;
+        }
         let Some(state) = world.store.states(&[LARGE]).first().copied() else {
             assert!(power && self.flushed.is_none(), "a flushed extent is gone");
             world.store.create_extent(new_extent(LARGE)).unwrap();
-            *self = Model { seed: self.seed, ..Model::default() };
+            let dead = std::mem::take(&mut self.dead);
+            *self = Model { seed: self.seed, dead, ..Model::default() };
             return;
         };
         let length = state.length as usize;
         assert!(length <= self.bytes.len(), "{length} of {}", self.bytes.len());
         assert!(length >= self.flushed.unwrap_or(0), "{length}, flushed {:?}", self.flushed);
         assert!(power || length == self.bytes.len(), "a kill loses nothing");
-        assert!(state.sealed || !self.sealed_flushed, "a durable seal is gone");
-        assert!(self.sealed || !state.sealed, "a seal out of nowhere");
-        self.sealed = state.sealed;
+        let report = world.report.extents.iter().find(|found| found.extent == LARGE).unwrap();
+        let sealed_at = report.sealed_at.map(|sealed_at| sealed_at as usize);
+        assert!(sealed_at.is_some() || !self.sealed_flushed, "a durable seal is gone");
+        assert!(self.sealed || sealed_at.is_none(), "a seal out of nowhere");
+        assert_eq!(state.sealed, sealed_at == Some(length), "sealed means whole");
+        self.sealed = sealed_at.is_some();
         self.cut(length);
         self.check_torn(world);
         self.repeated |= !self.log.is_empty();
@@ -212,8 +223,7 @@ impl Model {
             let offset = *offset as u64;
             world.store.overwrite(LARGE, offset, bytes, sums, Overwriting::Repeated).unwrap();
         }
-        let report = world.report.extents.iter().find(|found| found.extent == LARGE).unwrap();
-        if report.sealed_at.is_some_and(|sealed_at| sealed_at > state.length) {
+        if sealed_at.is_some_and(|sealed_at| sealed_at > length) {
             // Sealed, but not all of it was on the disk: the peers decide, here for what is there.
             world.store.seal(LARGE, state.length).unwrap();
             self.flushed = Some(length);
