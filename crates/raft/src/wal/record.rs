@@ -155,7 +155,7 @@ const KIND_COMPACTED: u8 = 6;
 const KIND_SNAPSHOT: u8 = 7;
 pub(crate) const KIND_TRACE: u8 = 8;
 
-const FLAG_CARRIED: u8 = 1;
+pub(super) const FLAG_CARRIED: u8 = 1;
 const FLAG_CHANGE: u8 = 2;
 
 /// An upper bound of the bytes a record takes.

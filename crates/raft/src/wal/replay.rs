@@ -209,6 +209,9 @@ impl Replay {
 
     /// A record whose header is readable and whose body is not.
     pub(crate) fn lost_record(&mut self, header: &RecordHeader) {
+        if header.flags & super::record::FLAG_CARRIED != 0 && Kind::of(header.kind) == Kind::Entry {
+            return self.lost_copy(PartitionId(header.group), header.index);
+        }
         let mut line = TraceLine { group: header.group, first: 1, last: 0, flags: 0 };
         match Kind::of(header.kind) {
             Kind::Entry => (line.first, line.last) = (header.index, header.index),
@@ -217,6 +220,14 @@ impl Replay {
             Kind::Note => return,
         }
         self.lost_line(&line);
+    }
+
+    /// A copy of an entry. Entries above it have nothing to do with that: it was written before them.
+    fn lost_copy(&mut self, group: PartitionId, index: u64) {
+        let building = self.groups.entry(group).or_default();
+        if index > building.mark.index && !building.entries.contains_key(&index) {
+            building.lost.push((index, index));
+        }
     }
 
     /// A batch of which a trace tells what it held.
@@ -231,8 +242,12 @@ impl Replay {
             building.suspect = Some(Suspect::default());
         }
         if line.first <= line.last {
+            // What lies above may be void since, or not, if the line is of copies: it is lost as
+            // well, until something is written in its place.
+            let top = building.entries.last_key_value().map_or(0, |(index, _)| *index);
+            let known = building.lost.iter().map(|range| range.1).max().unwrap_or(0);
             building.truncate(line.first);
-            building.lost.push((line.first, line.last));
+            building.lost.push((line.first, line.last.max(top).max(known)));
         }
     }
 
@@ -252,6 +267,7 @@ impl Replay {
 }
 
 /// What losing a record of a kind means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Entry,
     HardState,
