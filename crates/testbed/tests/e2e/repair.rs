@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use milpa_testbed::load::Writer;
+use milpa_testbed::load::{self, Writer};
 use milpa_testbed::{Mounted, ServerProcess, Testbed};
 use serde_json::Value;
 
@@ -101,6 +101,79 @@ fn a_data_node_lost_for_good_is_replaced_under_load() {
     assert!(seen.iter().any(|reason| reason.contains("is dead")), "{seen:?}");
     wait_for_more(&bed, &load.writer, 20);
     finish(&mut bed, load);
+}
+
+/// The name of the process that is a node.
+fn process_of(bed: &Testbed, node: u64) -> String {
+    let is_it = |name: &&str| bed.node_id(name) == Ok(node);
+    let names = bed.processes().iter().map(|process| process.name.as_str());
+    names.filter(|name| !name.starts_with("manager")).find(|n| is_it(n)).unwrap().to_owned()
+}
+
+/// A slow repair, so that there is a middle of it: the node that makes the replica is killed there,
+/// then the primary that sends it, then the manager that leads. Each goes on where it was.
+#[test]
+fn a_repair_survives_the_death_of_everybody_who_has_part_in_it() {
+    let mut bed = Testbed::start_tuned(&["--nodes", "4"], |process, table| {
+        let set = |table: &mut toml::Table, key: &str, value: i64| {
+            table.insert(key.to_owned(), toml::Value::Integer(value));
+        };
+        match process.role.as_str() {
+            "manager" => {
+                let policy = table.get_mut("policy").and_then(|policy| policy.as_table_mut());
+                set(policy.unwrap(), "dead_after_ms", 5_000);
+            }
+            "data" => set(table, "repair_bytes_per_second", 1 << 20),
+            _ => {}
+        }
+    })
+    .unwrap();
+    let mount = bed.mount("default").unwrap();
+    let bytes = load::pattern(7, 24 << 20);
+    load::write_synced(&mount.path.join("large"), &bytes).unwrap();
+    // The partition with the bytes, and a member of it.
+    bed.wait_until("counted", Duration::from_secs(20), |bed| {
+        partitions(bed, "data").iter().any(|p| p["used_bytes"].as_u64() > Some(20 << 20))
+    })
+    .unwrap();
+    let holder = |bed: &Testbed| {
+        let all = partitions(bed, "data");
+        all.into_iter().max_by_key(|partition| partition["used_bytes"].as_u64()).unwrap()
+    };
+    let partition = holder(&bed);
+    let (id, lost) = (partition["id"].clone(), partition["members"][2].as_u64().unwrap());
+    lose(&bed.process(&process_of(&bed, lost)).unwrap().clone());
+    let running = |bed: &Testbed| tasks(bed).into_iter().find(|task| task["partition"] == id);
+    let in_the_middle = |bed: &Testbed, least: u64| {
+        bed.wait_until("it is being filled", HEAL_MAX, |bed| {
+            running(bed).is_some_and(|task| task["done"].as_u64() > Some(least))
+        })
+        .unwrap();
+    };
+    let leader = |bed: &Testbed| {
+        let status = bed.json(&["status"]).unwrap();
+        format!("manager{}", status["leader"])
+    };
+    in_the_middle(&bed, 1 << 20);
+    let task = running(&bed).unwrap();
+    let owner = process_of(&bed, task["owner"].as_u64().unwrap());
+    bed.process(&owner).unwrap().kill().unwrap();
+    in_the_middle(&bed, 4 << 20);
+    let primary = process_of(&bed, holder(&bed)["primary"].as_u64().unwrap());
+    bed.process(&primary).unwrap().kill().unwrap();
+    bed.process(&leader(&bed)).unwrap().kill().unwrap();
+    bed.wait_until("another manager leads", Duration::from_secs(20), |bed| {
+        running(bed).is_some_and(|now| now["id"] == task["id"])
+    })
+    .unwrap();
+    bed.wait_until("fully redundant again", HEAL_MAX, |bed| is_whole_without(bed, "data", lost))
+        .unwrap();
+    let fresh = bed.mount("default").unwrap();
+    assert!(std::fs::read(fresh.path.join("large")).unwrap() == bytes);
+    bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
+        bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
 }
 
 #[test]
