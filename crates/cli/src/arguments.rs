@@ -277,8 +277,9 @@ pub struct VolumeOptionArguments {
     /// Copies of the data: 2 to 7
     #[arg(long)]
     pub replicas: Option<u8>,
-    /// When an operation is acknowledged: on disk, or in memory (accepted and kept, but served as
-    /// on disk by this version)
+    /// When fsync returns: with the bytes on the disks of all replicas, or in their memory. With
+    /// "memory" a power cut may lose bytes that fsync has acknowledged in the last seconds; a killed
+    /// process loses nothing. Names and attributes are on the disks of a majority either way
     #[arg(long, value_enum)]
     pub durability: Option<DurabilityArgument>,
     /// Files up to this size live in their inode: 0 to 4KiB

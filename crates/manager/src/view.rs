@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use milpa_types::{
-    ClusterId, DataPartition, MetaPartition, Node, NodeId, Role, VolumeId, VolumeView,
+    ClusterId, DataPartition, Durability, MetaPartition, Node, NodeId, Role, VolumeId, VolumeView,
 };
 use milpa_wire::manager::{ClusterStatus, Task as TaskView, TaskKind, VolumeSummary};
 
@@ -254,6 +254,7 @@ pub fn warnings(view: View<'_>, problems: &[String]) -> Vec<String> {
     add_limited(&mut warnings, fenced_disks(view));
     add_limited(&mut warnings, thin_partitions(view));
     add_limited(&mut warnings, problems.to_vec());
+    add_limited(&mut warnings, volumes_in_memory(view));
     add_limited(&mut warnings, nearly_full(view));
     add_limited(&mut warnings, unfinished_volumes(view));
     add_limited(&mut warnings, shared_devices(view));
@@ -312,6 +313,21 @@ fn thin_partitions(view: View<'_>) -> Vec<String> {
         }
     }
     found
+}
+
+/// Nothing weakens durability silently.
+fn volumes_in_memory(view: View<'_>) -> Vec<String> {
+    let volumes = view.state.volumes();
+    let in_memory = volumes.filter(|record| record.options.durability == Durability::Memory);
+    in_memory
+        .map(|record| {
+            format!(
+                "volume {:?} has durability = memory: a power cut may lose what fsync has \
+                 acknowledged in the last seconds",
+                record.name
+            )
+        })
+        .collect()
 }
 
 fn nearly_full(view: View<'_>) -> Vec<String> {

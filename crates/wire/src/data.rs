@@ -131,6 +131,14 @@ pub enum DataRequest {
         /// Which.
         extents: Vec<ExtentId>,
     },
+    /// From the manager: all partitions of a volume acknowledge from memory from now on, or from the
+    /// disk. Answered when that is written down; and, for the disk, when all that they hold is on it.
+    SetRelaxed {
+        /// Which volume.
+        volume: VolumeId,
+        /// Whether its owner chose `durability = memory`.
+        relaxed: bool,
+    },
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.
@@ -276,6 +284,9 @@ pub enum DataAnswer {
     Digest(Vec<ExtentDigest>),
     /// Freed: at most [`FREED_RANGES_MAX`].
     Freed(Vec<FreedRange>),
+    /// Flush: the bytes are in memory only, which is what the volume's owner asked for
+    /// (`durability = memory`).
+    InMemory,
 }
 
 /// The reply body of every data node.
@@ -322,7 +333,7 @@ pub struct CreateDataPartition {
     pub disk: DiskId,
     /// First configuration.
     pub configuration: Configuration,
-    /// Acknowledge overwrites from memory (`durability = memory`).
+    /// Acknowledge flushes from memory (`durability = memory`).
     pub relaxed: bool,
 }
 

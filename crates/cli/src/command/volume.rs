@@ -128,7 +128,13 @@ fn info(cluster: &Cluster, name: &str, json: bool) -> Outcome {
     println!("used, one copy counted      {}", show_bytes(summary.used_bytes));
     println!("capacity_bytes              {}", options.capacity_bytes);
     println!("replicas                    {}", options.replicas);
-    println!("durability                  {:?}", options.durability);
+    let durability = match options.durability {
+        Durability::Synced => "synced",
+        Durability::Memory => {
+            "MEMORY: a power cut may lose what fsync has acknowledged in the last seconds"
+        }
+    };
+    println!("durability                  {durability}");
     println!("inline_bytes_max            {}", options.inline_bytes_max);
     println!("small_file_bytes_max        {}", options.small_file_bytes_max);
     println!("meta_partition_entries_max  {}", options.meta_partition_entries_max);

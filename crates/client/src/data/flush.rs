@@ -21,43 +21,54 @@ const EXTENTS_MAX: usize = 4096;
 /// Extents of one partition, and how many bytes of each must be on disk.
 pub(crate) type Extents = Vec<(ExtentId, u64)>;
 
+/// Where the bytes are after a flush, on all members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Reached {
+    /// In memory, which is all that a volume with `durability = memory` asks for.
+    Memory,
+    /// On the disks.
+    Disks,
+}
+
 impl DataClient {
-    /// Returns when all members of each partition have these extents on disk: the members of the
-    /// epoch in which they answered. Never reports success for fewer.
+    /// Returns when all members of each partition have these extents on disk, or say that memory is
+    /// what the volume's owner wants: the members of the epoch in which they answered. Never reports
+    /// success for fewer.
     pub(crate) async fn flush(
         &self,
         extents: BTreeMap<PartitionId, Extents>,
-    ) -> Result<(), FsError> {
-        let mut calls: Vec<Boxed<'_, Result<(), FsError>>> = Vec::new();
+    ) -> Result<Reached, FsError> {
+        let mut calls: Vec<Boxed<'_, Result<Reached, FsError>>> = Vec::new();
         for (partition, extents) in extents {
             for piece in extents.chunks(EXTENTS_MAX) {
                 let piece = piece.to_vec();
                 calls.push(Box::pin(self.flush_partition(partition, piece)));
             }
         }
-        join_all(calls).await.into_iter().collect()
+        least(join_all(calls).await)
     }
 
     async fn flush_partition(
         &self,
         partition: PartitionId,
         extents: Extents,
-    ) -> Result<(), FsError> {
+    ) -> Result<Reached, FsError> {
         let mut retry = Retry::new(&self.core, "flush");
         loop {
             let view = self.core.views.current();
-            let trouble = match view.data(partition) {
-                None => Some(Trouble::NoRoute("the data partition is not in the view")),
+            let reached = match view.data(partition) {
+                None => Err(Trouble::NoRoute("the data partition is not in the view")),
                 Some(route) => {
                     let extents = extents.clone();
                     let epoch = route.epoch;
                     let request = DataRequest::Flush { partition, epoch, extents };
-                    let one = |node: NodeId| -> Boxed<'_, Result<(), Trouble>> {
+                    let one = |node: NodeId| -> Boxed<'_, Result<Reached, Trouble>> {
                         let (view, request) = (&view, &request);
                         let wait = retry.cap(TRY_WAIT);
                         Box::pin(async move {
                             match self.call(view, node, request, Bytes::new(), wait).await? {
-                                (DataAnswer::Done, _) => Ok(()),
+                                (DataAnswer::Done, _) => Ok(Reached::Disks),
+                                (DataAnswer::InMemory, _) => Ok(Reached::Memory),
                                 _ => Err(Trouble::Nonsense { node }),
                             }
                         })
@@ -65,10 +76,13 @@ impl DataClient {
                     let calls = route.members.iter().map(|node| one(*node)).collect();
                     // All of them in one epoch: an answer of an earlier round proves nothing for
                     // the members of a later one.
-                    join_all(calls).await.into_iter().find_map(Result::err)
+                    least(join_all(calls).await)
                 }
             };
-            let Some(trouble) = trouble else { return Ok(()) };
+            let trouble = match reached {
+                Ok(reached) => return Ok(reached),
+                Err(trouble) => trouble,
+            };
             retry.note(&trouble);
             if let Some(error @ (DataError::NoExtent | DataError::Invalid)) = trouble.answer() {
                 return Err(error.clone().into());
@@ -79,4 +93,9 @@ impl DataClient {
             retry.pause().await?;
         }
     }
+}
+
+/// What holds for all of them; the first error, if there is one.
+fn least<E>(reached: Vec<Result<Reached, E>>) -> Result<Reached, E> {
+    reached.into_iter().try_fold(Reached::Disks, |least, one| Ok(least.min(one?)))
 }

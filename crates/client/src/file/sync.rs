@@ -7,6 +7,7 @@ use milpa_types::{InodeId, MetaError};
 use super::content::Scope;
 use super::push::{Published, REDOS_MAX};
 use super::{FileState, Io};
+use crate::data::flush::Reached;
 use crate::error::FsError;
 use crate::flights::detach;
 use crate::handle::HandleId;
@@ -60,12 +61,11 @@ impl Inner {
         }
         let (attributes, content) = self.fetch_layout(inode).await?;
         let mut content = super::content::Content::new(attributes, content)?;
-        if !self.flushes_disks() {
-            return Ok(());
-        }
         let unflushed = content.unflushed();
-        self.data.flush(unflushed.clone()).await?;
-        self.marks.add(inode, content.flushed(unflushed));
+        match self.data.flush(unflushed.clone()).await? {
+            Reached::Disks => self.marks.add(inode, content.flushed(unflushed)),
+            Reached::Memory => {}
+        }
         Ok(())
     }
 
@@ -106,7 +106,9 @@ impl Inner {
     }
 
     /// Has all members flush what they may not have on disk, and publishes, both at once. Call
-    /// with the file's `io` locked, after a push of all.
+    /// with the file's `io` locked, after a push of all. With `durability = memory` the members answer
+    /// without a flush: they know the volume's options at any time, this client perhaps only older
+    /// ones.
     async fn make_durable(
         self: &Arc<Self>,
         file: &Arc<FileState>,
@@ -118,16 +120,15 @@ impl Inner {
                 _ => self.publish(file).await,
             }
         };
-        if !self.flushes_disks() {
-            return publish.await;
-        }
         let unflushed = file.shared().content.unflushed();
         let (flushed, published) = tokio::join!(self.data.flush(unflushed.clone()), publish);
-        if let Err(error) = &flushed {
-            file.shared().failed(error);
-        } else {
-            let news = file.shared().content.flushed(unflushed);
-            self.marks.add(file.inode, news);
+        match &flushed {
+            Err(error) => file.shared().failed(error),
+            Ok(Reached::Disks) => {
+                let news = file.shared().content.flushed(unflushed);
+                self.marks.add(file.inode, news);
+            }
+            Ok(Reached::Memory) => {}
         }
         flushed.and(published)
     }

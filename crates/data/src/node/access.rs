@@ -15,7 +15,10 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         | R::Fetch { .. }
         | R::Freed { .. } => &[Role::Data],
         R::Free { .. } => &[Role::Meta, Role::Data],
-        R::CreatePartition(_) | R::DeletePartition { .. } | R::Configure { .. } => &[Role::Manager],
+        R::CreatePartition(_)
+        | R::DeletePartition { .. }
+        | R::Configure { .. }
+        | R::SetRelaxed { .. } => &[Role::Manager],
         R::Report => &[Role::Manager, Role::Data, Role::Admin],
         R::Digest { .. } => &[Role::Admin, Role::Data],
     };
@@ -40,7 +43,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }
         | R::Digest { partition, .. } => Some(*partition),
-        R::Free { .. } | R::Report => None,
+        R::Free { .. } | R::Report | R::SetRelaxed { .. } => None,
     }
 }
 

@@ -47,6 +47,8 @@ pub(crate) struct Metrics {
     pub raft_led: Gauge,
     /// Raft roles that changed.
     pub raft_role_changes: Counter,
+    /// Partitions that acknowledge from memory.
+    pub relaxed: Gauge,
     /// Disks out of service.
     pub disks_fenced: Gauge,
 }
@@ -82,6 +84,10 @@ impl Metrics {
             busy: counter("milpa_data_busy", "Requests refused because a queue was full"),
             raft_led: gauge("milpa_data_raft_groups_led", "Raft groups led here"),
             raft_role_changes: counter("milpa_data_raft_role_changes", "Raft roles that changed"),
+            relaxed: gauge(
+                "milpa_data_partitions_from_memory",
+                "Replicas of volumes with durability = memory: a power cut may lose bytes",
+            ),
             disks_fenced: gauge("milpa_data_disks_fenced", "Disks out of service"),
         }
     }

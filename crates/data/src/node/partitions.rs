@@ -10,8 +10,9 @@ use std::time::Duration;
 use milpa_host::disk as files;
 use milpa_host::rpc::Reply;
 use milpa_raft::{GroupStart, Role as RaftRole};
-use milpa_types::{DataError, NodeId, PartitionId};
+use milpa_types::{DataError, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::CreateDataPartition;
+use tokio::sync::oneshot::{Receiver, channel};
 
 use crate::DataNodeConfig;
 use crate::append::{Backup, Limits, Primary};
@@ -33,6 +34,9 @@ const EXTENTS_OPEN_MAX: usize = 65_536;
 const TOKENS_MAX: usize = 32_768;
 /// An extent that is open for so long without an append is closed.
 const IDLE_MS: u64 = 600_000;
+
+/// How a change of a partition went.
+type Outcome = Result<(), DataError>;
 
 /// How often a deletion looks whether the extents are still in use, and the pause between.
 const UNUSED_TRIES_MAX: u32 = 1_000;
@@ -163,6 +167,9 @@ impl Disk {
         let node = self.shared.node;
         let founder = is_founder(&state, node);
         self.start_group(&state, founder);
+        if state.relaxed {
+            say_relaxed(id, true);
+        }
         let mut partition = Partition::new(node, store, state, 0, &self.shared.config);
         if let Some(status) = self.driver.multi.status(id) {
             partition.applying.borrow_mut().jump(status.applied);
@@ -179,6 +186,38 @@ impl Disk {
         let campaign = founder && configuration.primary == self.shared.node;
         let voters: &[NodeId] = if founder { &configuration.members } else { &[] };
         self.driver.multi.create_group(state.partition, voters, &[], campaign);
+    }
+
+    /// All partitions of a volume acknowledge from memory from now on, or from the disk. Each
+    /// receiver gets how that went for one partition.
+    pub fn set_relaxed(&mut self, volume: VolumeId, relaxed: bool) -> Vec<Receiver<Outcome>> {
+        let concerned = |partition: &&mut Partition| {
+            partition.state.volume == volume && partition.state.relaxed != relaxed
+        };
+        let mut changed = Vec::new();
+        for partition in self.partitions.values_mut().filter(concerned) {
+            partition.state.relaxed = relaxed;
+            say_relaxed(partition.id, relaxed);
+            changed.push((partition.id, Arc::clone(&partition.store)));
+        }
+        changed.into_iter().map(|(id, store)| self.settle_durability(id, store, relaxed)).collect()
+    }
+
+    /// Brings the disk in line: what was promised from memory is flushed when that ends, before it
+    /// is written down as ended.
+    fn settle_durability(
+        &mut self,
+        id: PartitionId,
+        store: Arc<ExtentStore>,
+        relaxed: bool,
+    ) -> Receiver<Outcome> {
+        let (sender, receiver) = channel();
+        let flush = move || if relaxed { Ok(()) } else { store.flush_all() };
+        self.workers.slow(flush, move |disk, flushed| match flushed {
+            Ok(()) => disk.save_state(id, Box::new(move |_| drop(sender.send(Ok(()))))),
+            Err(error) => drop(sender.send(Err(error.into()))),
+        });
+        receiver
     }
 
     fn forget(&mut self, id: PartitionId) -> Option<Arc<ExtentStore>> {
@@ -206,6 +245,16 @@ impl Disk {
             let done = matches!(wiped, Some(Ok(())));
             answer_done(reply, if done { Ok(()) } else { Err(DataError::Busy) });
         });
+    }
+}
+
+/// Nothing weakens durability silently.
+pub(crate) fn say_relaxed(partition: PartitionId, relaxed: bool) {
+    if relaxed {
+        tracing::warn!(%partition, "durability = memory: this partition acknowledges a flush before \
+            its disk has done it; a power cut may lose its newest bytes");
+    } else {
+        tracing::info!(%partition, "durability = synced: this partition flushes before it answers");
     }
 }
 

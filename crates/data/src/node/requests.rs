@@ -66,8 +66,8 @@ impl Disk {
             DataRequest::Freed { partition, epoch, extents } => {
                 self.freed((partition, epoch), extents, reply);
             }
-            // These two concern all disks: the service answers them.
-            DataRequest::Free { .. } | DataRequest::Report => {
+            // These concern all disks: the service answers them.
+            DataRequest::Free { .. } | DataRequest::Report | DataRequest::SetRelaxed { .. } => {
                 answer(reply, Err(DataError::Invalid));
             }
         }
@@ -101,10 +101,15 @@ impl Disk {
             if extents.len() > FLUSH_EXTENTS_MAX {
                 return Err(DataError::Invalid);
             }
-            Ok(Arc::clone(&partition.store))
+            Ok((Arc::clone(&partition.store), partition.state.relaxed))
         });
         let store = match checked {
-            Ok(store) => store,
+            Ok((store, true)) => {
+                // What was appended was written before it was acknowledged.
+                let held = store.check_held(&extents).map_err(data_error);
+                return answer(reply, held.map(|()| DataAnswer::InMemory));
+            }
+            Ok((store, false)) => store,
             Err(error) => return answer(reply, Err(error)),
         };
         self.workers.slow(

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use milpa_host::clock::now_us;
 use milpa_host::rpc::{Peer, Reply, Service};
-use milpa_types::{DataError, FreedRange, PartitionId, Role};
+use milpa_types::{DataError, FreedRange, PartitionId, Role, VolumeId};
 use milpa_wire::data::{DataAnswer, DataNodeReport, DataRequest, FREED_RANGES_MAX};
 
 use crate::store::Freed;
@@ -38,6 +38,7 @@ impl Service for DataService {
         match request {
             DataRequest::Report => self.report(reply),
             DataRequest::Free { ranges } => self.free(ranges, reply),
+            DataRequest::SetRelaxed { volume, relaxed } => self.set_relaxed(volume, relaxed, reply),
             request => self.route(peer, request, payload, reply),
         }
     }
@@ -89,6 +90,22 @@ impl DataService {
         let partitions =
             self.shared.disks.borrow().iter().flat_map(|d| d.report.partitions.clone()).collect();
         answer(reply, Ok(DataAnswer::Report(DataNodeReport { partitions })));
+    }
+
+    /// A volume's durability changed; answered when every disk has written that down.
+    fn set_relaxed(&self, volume: VolumeId, relaxed: bool, reply: Reply) {
+        let shared = Rc::clone(&self.shared);
+        tokio::task::spawn_local(async move {
+            let disks = shared.disks.borrow().len();
+            let mut result = Ok(());
+            for disk in 0..disks {
+                let set = move |disk: &mut super::disk::Disk| disk.set_relaxed(volume, relaxed);
+                for done in shared.ask_disk(disk, set).await.unwrap_or_default() {
+                    result = result.and(done.await.unwrap_or(Err(DataError::Busy)));
+                }
+            }
+            answer_done(reply, result);
+        });
     }
 
     /// Frees ranges of several partitions; answered when all of it is durable.

@@ -22,13 +22,29 @@ pub(super) fn flush(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
     store.entries.sync(newest_entry, &store.disk, &store.directory)
 }
 
-/// Flushes one extent and returns its entry in the directory.
-fn flush_one(store: &ExtentStore, id: ExtentId, at_least: u64) -> Result<u64, StoreError> {
+pub(super) fn check_held(
+    store: &ExtentStore,
+    extents: &[(ExtentId, u64)],
+) -> Result<(), StoreError> {
+    store.disk.check()?;
+    for (id, at_least) in extents {
+        match held(store, *id, *at_least) {
+            Ok(_) | Err(StoreError::Removed) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn held(store: &ExtentStore, id: ExtentId, at_least: u64) -> Result<Arc<Extent>, StoreError> {
     let extent = store.extent(id)?;
     let length = extent.state().length;
-    if length < at_least {
-        return Err(StoreError::Shorter { length });
-    }
+    if length < at_least { Err(StoreError::Shorter { length }) } else { Ok(extent) }
+}
+
+/// Flushes one extent and returns its entry in the directory.
+fn flush_one(store: &ExtentStore, id: ExtentId, at_least: u64) -> Result<u64, StoreError> {
+    let extent = held(store, id, at_least)?;
     flush_extent(store, &extent)?;
     Ok(extent.entry)
 }

@@ -326,6 +326,16 @@ impl ExtentStore {
         flush::flush(self, extents)
     }
 
+    /// Whether at least so many bytes of each extent are here, on the disk or in memory. Removed
+    /// extents are skipped.
+    ///
+    /// # Errors
+    ///
+    /// `Shorter`, `NoExtent`, `DiskFailed`.
+    pub fn check_held(&self, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
+        flush::check_held(self, extents)
+    }
+
     /// Flushes every extent that needs it: before a clean stop, and in the background.
     ///
     /// # Errors

@@ -268,11 +268,11 @@ fn new_options_are_told_to_every_meta_node_and_an_old_confirmation_does_not_coun
     let options = VolumeOptions { inline_bytes_max: 0, ..VolumeOptions::default() };
     log.apply(CommandV1::SetVolumeOptions { volume, options });
     let untold = |log: &Log| log.state.volume(volume).unwrap().options_untold.len();
-    assert_eq!(untold(&log), 3);
+    assert_eq!(untold(&log), 6, "meta and data nodes");
     log.apply(CommandV1::OptionsTaken { volume, node: NodeId(101), version: 1 });
-    assert_eq!(untold(&log), 3);
+    assert_eq!(untold(&log), 6);
     log.apply(CommandV1::OptionsTaken { volume, node: NodeId(101), version: 2 });
-    assert_eq!(untold(&log), 2);
+    assert_eq!(untold(&log), 5);
     let bad = VolumeOptions { replicas: 2, ..VolumeOptions::default() };
     check_refused(&log.apply(CommandV1::SetVolumeOptions { volume, options: bad }), "replicas: 3");
 }

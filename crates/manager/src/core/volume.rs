@@ -46,7 +46,7 @@ pub struct VolumeRecord {
     pub options: VolumeOptions,
     /// Raised at every change of the options.
     pub options_version: u64,
-    /// Meta nodes that have not yet confirmed the newest options.
+    /// Meta and data nodes that have not yet confirmed the newest options.
     pub options_untold: BTreeSet<NodeId>,
     /// How far it has come.
     pub state: VolumeState,
@@ -126,8 +126,10 @@ impl State {
         volume: VolumeId,
         options: &VolumeOptions,
     ) -> Applied {
-        let members: BTreeSet<NodeId> =
+        let mut members: BTreeSet<NodeId> =
             self.meta_of(volume).flat_map(|partition| partition.members.iter().copied()).collect();
+        let data = self.data.values().filter(|partition| partition.volume == volume);
+        members.extend(data.flat_map(|partition| partition.replicas.iter().map(|r| r.node)));
         let Some(record) = self.volumes.get_mut(&volume) else {
             return stale("the volume is gone");
         };

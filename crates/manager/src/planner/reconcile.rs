@@ -3,7 +3,7 @@
 //! A step is planned in every pass until the reports show it done, so no answer matters: not a
 //! lost one, nor one that a former leader got.
 
-use milpa_types::{InodeId, NodeId, PartitionId, VolumeId, VolumeOptions};
+use milpa_types::{InodeId, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
 use milpa_wire::data::{Configuration, CreateDataPartition};
 use milpa_wire::meta::CreateMetaPartition;
 
@@ -54,6 +54,8 @@ pub enum Step {
     SetOptions {
         /// Who.
         node: NodeId,
+        /// What it serves.
+        role: Role,
         /// Which volume.
         volume: VolumeId,
         /// Their version.
@@ -265,8 +267,9 @@ fn split(view: View<'_>, record: &MetaRecord) -> Option<Step> {
 fn set_options(view: View<'_>, plan: &mut Plan) {
     for volume in view.state.volumes() {
         for node in volume.options_untold.iter().copied().filter(|node| is_active(view, *node)) {
+            let Some(role) = view.state.node(node).map(|node| node.role) else { continue };
             let (version, options) = (volume.options_version, volume.options.clone());
-            plan.steps.push(Step::SetOptions { node, volume: volume.id, version, options });
+            plan.steps.push(Step::SetOptions { node, role, volume: volume.id, version, options });
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use milpa_host::clock::Instant;
 use milpa_host::rpc::Pool;
-use milpa_types::{DataError, MetaError, NodeId, Role};
+use milpa_types::{DataError, Durability, MetaError, NodeId, Role};
 use milpa_wire::data::{DataReply, DataRequest};
 use milpa_wire::meta::{MetaReply, MetaRequest};
 
@@ -56,6 +56,10 @@ pub(super) async fn perform(
         }
         Step::TransferLeader { partition, from, to } => {
             caller.ask_meta(vec![from], &MetaRequest::TransferLeader { partition, to }).await
+        }
+        Step::SetOptions { node, role: Role::Data, volume, options, .. } => {
+            let relaxed = options.durability == Durability::Memory;
+            caller.ask_data(vec![node], &DataRequest::SetRelaxed { volume, relaxed }).await
         }
         Step::SetOptions { node, volume, options, .. } => {
             caller.ask_meta(vec![node], &MetaRequest::SetVolumeOptions { volume, options }).await

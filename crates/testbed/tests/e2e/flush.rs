@@ -77,6 +77,54 @@ fn no_reply_leaves_before_the_flushes_that_it_promises() {
     assert!(early.is_empty(), "replies left too early:\n{}", early.join("\n"));
 }
 
+/// With `durability = memory` fsync waits for no data disk: many of them with few flushes prove it.
+/// When the owner changes his mind on the live volume, fsync flushes again.
+#[test]
+fn a_volume_in_memory_waits_for_no_data_disk_until_its_owner_changes_his_mind() {
+    const FILES: usize = 60;
+    let mut bed = Testbed::start().unwrap();
+    bed.milpa(&["volume", "create", "scratch", "--durability", "memory"]).unwrap();
+    let status = bed.milpa(&["status"]).unwrap();
+    assert!(status.contains("durability = memory"), "{status}");
+    let mount = bed.mount("scratch").unwrap();
+    let write = |prefix: &str| {
+        for number in 0..FILES {
+            let file = File::create(mount.path.join(format!("{prefix}{number}"))).unwrap();
+            write_and_fsync(&file, &pattern(number as u64, 1024), 0);
+        }
+    };
+    write("warm");
+    let nodes = Nodes::attach(&bed);
+    let (in_memory, ()) = Window::around(|| write("memory"));
+    let seen = nodes.detach();
+    for (node, trace) in seen.0.iter().filter(|(node, _)| node.role == "data") {
+        let flushes = count(trace, in_memory, |call| call.kind == Kind::Flush);
+        assert!(flushes < FILES / 2, "{}: {flushes} flushes for {FILES} fsyncs", node.name);
+    }
+
+    bed.milpa(&["volume", "set", "scratch", "--durability", "synced"]).unwrap();
+    bed.wait_until("all data nodes flush again", std::time::Duration::from_secs(20), |bed| {
+        bed.processes().iter().filter(|process| process.role == "data").all(|process| {
+            let gauge = "milpa_data_partitions_from_memory";
+            milpa_testbed::metric(&process.http_listen, gauge) == Some(0.0)
+        })
+    })
+    .unwrap();
+    let nodes = Nodes::attach(&bed);
+    let file = File::create(mount.path.join("synced")).unwrap();
+    let (synced, ()) = Window::around(|| write_and_fsync(&file, &pattern(9, 1024), 0));
+    let layout = mount.path.join("synced").display().to_string();
+    let layout = bed.json(&["info", &layout]).unwrap();
+    let seen = nodes.detach();
+    let early = [seen.extents(synced, &layout), seen.logs("meta", synced, "")].concat();
+    assert!(early.is_empty(), "replies left too early:\n{}", early.join("\n"));
+}
+
+fn count(trace: &Trace, window: Window, chosen: impl Fn(&Call) -> bool) -> usize {
+    let is_in = |call: &&Call| (window.from_us..=window.to_us).contains(&call.begun_us);
+    trace.calls.iter().filter(is_in).filter(|call| chosen(call)).count()
+}
+
 fn write_and_fsync(file: &File, bytes: &[u8], offset: u64) {
     file.write_all_at(bytes, offset).unwrap();
     file.sync_all().unwrap();

@@ -69,7 +69,7 @@ fn memory_durability_reaches_the_data_nodes() {
         .iter()
         .filter(|step| matches!(step, Step::CreateData { create, .. } if create.relaxed));
     assert_eq!(relaxed.count(), 3);
-    assert_eq!(plan.steps.iter().filter(|s| matches!(s, Step::SetOptions { .. })).count(), 3);
+    assert_eq!(plan.steps.iter().filter(|s| matches!(s, Step::SetOptions { .. })).count(), 6);
     world.settle();
 }
 
