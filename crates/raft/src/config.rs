@@ -33,6 +33,12 @@ pub struct RaftConfig {
     pub committed_bytes_max: usize,
     /// Bytes of one frame; what is above goes into a further frame of the same turn.
     pub frame_bytes_max: usize,
+    /// Bytes of applied entries that one group keeps in memory for followers that lag. One that
+    /// lags further gets a snapshot. The log on disk is not concerned.
+    pub tail_bytes_max: usize,
+    /// The same for all groups of the node together: each has its equal share, but
+    /// 256 KiB at least.
+    pub tail_bytes_node_max: usize,
 }
 
 impl Default for RaftConfig {
@@ -50,6 +56,10 @@ impl Default for RaftConfig {
             uncommitted_bytes_max: 64 << 20,
             committed_bytes_max: 8 << 20,
             frame_bytes_max: 4 << 20,
+            // Some 30,000 creations: a follower may be away for five seconds of 6,000 a second,
+            // which a restart takes.
+            tail_bytes_max: 8 << 20,
+            tail_bytes_node_max: 64 << 20,
         }
     }
 }
@@ -99,6 +109,13 @@ impl RaftConfig {
         let problems: Vec<String> =
             checks.iter().filter(|(ok, _)| !ok).map(|(_, text)| (*text).to_owned()).collect();
         if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+    }
+
+    /// Each of so many groups' share of the memory for applied entries.
+    pub(crate) fn tail_bytes(&self, groups: usize) -> usize {
+        const SHARE_BYTES_MIN: usize = 256 << 10;
+        let share = self.tail_bytes_node_max / groups.max(1);
+        self.tail_bytes_max.min(share.max(SHARE_BYTES_MIN))
     }
 
     /// How many ticks a time takes, at least one.

@@ -186,7 +186,15 @@ impl OpenedDisk {
         events: UnboundedSender<DiskEvent>,
     ) -> Result<Disk, String> {
         let (node, config) = (shared.node, shared.config.clone());
-        let raft = RaftConfig { entry_bytes_max: ENTRY_BYTES_MAX, ..RaftConfig::default() };
+        // What the log on disk may hold of a partition, its followers find in memory too: a
+        // snapshot copies all that was ever overwritten.
+        let tail_bytes_max = usize::try_from(config.log_bytes_max).unwrap_or(usize::MAX);
+        let raft = RaftConfig {
+            entry_bytes_max: ENTRY_BYTES_MAX,
+            tail_bytes_max,
+            tail_bytes_node_max: tail_bytes_max.saturating_mul(4),
+            ..RaftConfig::default()
+        };
         let mut multi = MultiRaft::new(node, raft, seed).map_err(|e| e.to_string())?;
         let known: Vec<PartitionId> = self.recovered.groups.iter().map(|g| g.group).collect();
         // A replica that has written no index down stands where its log starts.

@@ -55,6 +55,8 @@ pub(crate) struct Setting {
     pub(crate) node: NodeId,
     pub(crate) seed: u64,
     pub(crate) config: RaftConfig,
+    /// Bytes of applied entries that a group may keep in memory.
+    pub(crate) tail_bytes: usize,
 }
 
 /// What one group adds to a turn.
@@ -446,6 +448,26 @@ impl Group {
         self.raw.mut_store().compact(mark, members.clone());
         self.history.retain(|(since, _)| *since > index);
         self.queued.push(Record::Compacted { group: self.id, mark, members });
+    }
+
+    /// Keeps of the applied entries what fits into `bytes_max`. A follower that fetches a snapshot
+    /// needs what comes after it, or it would need another one for ever; for it, some more stays.
+    pub(crate) fn trim(&mut self, bytes_max: usize) {
+        const FETCHING_FACTOR: usize = 8;
+        let raft = &self.raw.raft;
+        let bytes = self.raw.store().bytes();
+        if bytes <= bytes_max {
+            return;
+        }
+        let fetching = raft.prs().iter().filter(|(_, p)| p.state == ProgressState::Snapshot);
+        let held = fetching.map(|(_, progress)| progress.pending_snapshot).min();
+        let held = held.filter(|_| self.is_leader() && bytes <= bytes_max * FETCHING_FACTOR);
+        let index = raft.raft_log.applied.min(held.unwrap_or(u64::MAX));
+        self.raw.mut_store().trim(index, bytes_max);
+    }
+
+    pub(crate) fn tail_bytes(&self) -> usize {
+        self.raw.store().bytes()
     }
 
     pub(crate) fn status(&self) -> GroupStatus {

@@ -51,6 +51,7 @@ impl Group {
         ready_messages.append(&mut self.released);
         self.send(ready_messages, &mut out, setting, now_ms);
         self.applied(self.floor.min(self.delivered));
+        self.trim(setting.tail_bytes);
         self.report_role(&mut out);
         self.ask_for_snapshots(&mut out, now_ms);
         if let Some(install) = self.install.as_mut().filter(|install| !install.is_announced) {

@@ -70,7 +70,7 @@ impl MultiRaft {
     pub fn new(node: NodeId, config: RaftConfig, seed: u64) -> Result<MultiRaft, ConfigError> {
         config.validate()?;
         Ok(MultiRaft {
-            setting: Setting { node, seed, config },
+            setting: Setting { node, seed, tail_bytes: config.tail_bytes(0), config },
             groups: BTreeMap::new(),
             refused: BTreeSet::new(),
             dirty: BTreeSet::new(),
@@ -372,6 +372,7 @@ impl MultiRaft {
         if self.has_failed {
             return turn;
         }
+        self.share_memory();
         let number = self.next_batch;
         let mut records = std::mem::take(&mut self.farewells);
         let mut frames = Frames::default();
@@ -398,6 +399,14 @@ impl MultiRaft {
             turn.batch = Some(LogBatch { number, records });
         }
         turn
+    }
+
+    /// More groups, smaller shares: also of those that have nothing to do now.
+    fn share_memory(&mut self) {
+        let share = self.setting.config.tail_bytes(self.groups.len());
+        if std::mem::replace(&mut self.setting.tail_bytes, share) > share {
+            self.groups.values_mut().for_each(|group| group.trim(share));
+        }
     }
 
     /// Whether a turn would deliver anything.
@@ -474,6 +483,12 @@ impl MultiRaft {
         if let Some(group) = self.touch(group) {
             group.snapshot_failed();
         }
+    }
+
+    /// About how much memory the entries of all groups take.
+    #[must_use]
+    pub fn tail_bytes(&self) -> usize {
+        self.groups.values().map(Group::tail_bytes).sum()
     }
 
     /// A group at a glance.

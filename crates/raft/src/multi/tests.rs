@@ -50,6 +50,8 @@ struct World {
     reads: Vec<(NodeId, ReadReady)>,
     /// Apply, set snapshots and compact when a log grows beyond this.
     keep_entries: u64,
+    /// Bytes of applied entries that a group keeps in memory.
+    tail_bytes: usize,
     frames: u64,
 }
 
@@ -80,6 +82,7 @@ fn world(seed: u64, count: u32) -> World {
         trace: Vec::new(),
         reads: Vec::new(),
         keep_entries: u64::MAX,
+        tail_bytes: RaftConfig::default().tail_bytes_max,
         frames: 0,
     };
     (0..count).for_each(|i| world.start(i as usize));
@@ -104,7 +107,9 @@ impl World {
         let seed = mix(self.seed ^ i as u64);
         // Both ways are to survive the storms.
         let announces_commits = self.seed % 3 != 1;
-        let config = RaftConfig { announces_commits, ..RaftConfig::default() };
+        let tail_bytes_max = self.tail_bytes;
+        let config =
+            RaftConfig { announces_commits, tail_bytes_max, ..RaftConfig::default() };
         let mut multi = MultiRaft::new(node.id, config, seed).unwrap();
         let starts = node.machines.iter().map(|(&group, machine)| {
             let position = machine.applied.get(&machine.index);
@@ -569,12 +574,48 @@ fn a_follower_that_fell_behind_the_log_catches_up_by_snapshot() {
     world.check();
 }
 
+/// The log on disk is long, the memory for it short: who lags behind the memory gets a snapshot.
+#[test]
+fn applied_entries_do_not_fill_the_memory_and_who_lags_gets_a_snapshot() {
+    let mut world = world(11, 3);
+    world.tail_bytes = 10_000;
+    (0..3).for_each(|i| world.crash(i, 1));
+    world.run(2);
+    world.found(1, &[0, 1, 2]);
+    world.run(200);
+    world.crash(2, 1500);
+    for i in 0..300 {
+        world.propose(1, format!("{i}"));
+        world.run(4);
+    }
+    let group = PartitionId(1);
+    assert!(world.multi(0).status(group).unwrap().first_index < 5, "nothing was compacted");
+    for i in [0, 1] {
+        assert!(world.multi(i).tail_bytes() <= 10_000, "node {i}");
+    }
+    world.until("catching up", |world| {
+        world.nodes[2].machines[&group].index == world.nodes[0].machines[&group].index
+    });
+    // A restart replays all of the log on disk.
+    (0..3).for_each(|i| world.crash(i, 1));
+    world.run(2000);
+    world.propose(1, "more".into()).unwrap();
+    world.run(500);
+    world.check();
+    assert!((0..3).all(|i| world.multi(i).tail_bytes() <= 10_000));
+}
+
 /// One storm: 3 nodes, 3 groups, 5 seconds of faults, then 5 seconds to heal.
 fn storm(seed: u64) -> World {
     let mut world = world(seed, 3);
     world.loss_percent = world.draw(15);
     world.flush_ms_max = 1 + world.draw(40);
     world.keep_entries = 10 + world.draw(100);
+    if seed.is_multiple_of(2) {
+        world.tail_bytes = 200 * (1 + world.draw(60) as usize);
+        (0..3).for_each(|i| world.crash(i, 1));
+        world.run(2);
+    }
     (1..=3).for_each(|group| world.found(group, &[0, 1, 2]));
     // A group exists when its creation is durable; before, a crash forgets it.
     world.run(100);
