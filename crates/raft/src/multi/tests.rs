@@ -108,8 +108,7 @@ impl World {
         // Both ways are to survive the storms.
         let announces_commits = self.seed % 3 != 1;
         let tail_bytes_max = self.tail_bytes;
-        let config =
-            RaftConfig { announces_commits, tail_bytes_max, ..RaftConfig::default() };
+        let config = RaftConfig { announces_commits, tail_bytes_max, ..RaftConfig::default() };
         let mut multi = MultiRaft::new(node.id, config, seed).unwrap();
         let starts = node.machines.iter().map(|(&group, machine)| {
             let position = machine.applied.get(&machine.index);
