@@ -67,6 +67,7 @@ pub(crate) async fn beat(shared: Rc<Shared>, incarnation: u128) -> Infallible {
     let mut beats = tokio::time::interval(Duration::from_millis(shared.config.heartbeat_ms));
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut known_nodes = None;
+    let mut refused = None;
     loop {
         beats.tick().await;
         if shared.is_leaving.get() {
@@ -81,7 +82,11 @@ pub(crate) async fn beat(shared: Rc<Shared>, incarnation: u128) -> Infallible {
             }
             Ok(_) => {}
             Err(ManagersError::Answered(ManagerError::NodeRefused { reason })) => {
-                tracing::error!(reason, "the managers refuse this node's heartbeats");
+                // Once: a node that was removed goes on asking until it is stopped.
+                if refused.as_ref() != Some(&reason) {
+                    tracing::error!(reason, "the managers refuse this node's heartbeats");
+                    refused = Some(reason);
+                }
             }
             Err(error) => tracing::debug!(%error, "a heartbeat was not taken"),
         }
