@@ -22,7 +22,7 @@ use crate::file::budget::Budget;
 use crate::file::open::KeptLayout;
 use crate::flights::join_all;
 use crate::marks::Marks;
-use crate::meta::MetaClient;
+use crate::meta::{MetaClient, TRY_WAIT_MAX};
 use crate::placement::Placement;
 use crate::stats::Stats;
 use crate::transport::{Boxed, Transport};
@@ -170,7 +170,8 @@ impl Inner {
             let settled = join_all(files.iter().map(settle).collect()).await;
             result = settled.into_iter().fold(result, Result::and);
         }
-        self.send_marks().await;
+        // A hint to servers, not worth a long wait for dead ones.
+        let _ = tokio::time::timeout(TRY_WAIT_MAX, self.send_marks()).await;
         self.meta.close_sessions().await;
         result
     }

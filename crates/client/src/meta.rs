@@ -17,7 +17,7 @@ use crate::view::View;
 /// First wait for one answer: an election takes up to a second, so a silent node is left after that.
 const TRY_WAIT: Duration = Duration::from_secs(1);
 /// Longest wait for one answer, when earlier ones were in vain.
-const TRY_WAIT_MAX: Duration = Duration::from_secs(4);
+pub(crate) const TRY_WAIT_MAX: Duration = Duration::from_secs(4);
 /// Redirections followed without a pause.
 const REDIRECTS_MAX: u32 = 3;
 
@@ -156,10 +156,12 @@ impl MetaClient {
         for partition in self.sessions.opened() {
             let view = self.core.views.current();
             let Some(route) = view.volume.meta.iter().find(|p| p.id == partition) else { continue };
-            let ticket = self.sessions.begin(partition).await;
-            let request = write_request(partition, &ticket, MetaWrite::CloseSession);
-            let mut retry = Retry::new(&self.core, "close_session");
-            let closing = self.exchange(route.slot, &request, &mut retry);
+            let closing = async {
+                let ticket = self.sessions.begin(partition).await;
+                let request = write_request(partition, &ticket, MetaWrite::CloseSession);
+                let mut retry = Retry::new(&self.core, "close_session");
+                self.exchange(route.slot, &request, &mut retry).await
+            };
             if tokio::time::timeout(TRY_WAIT_MAX, closing).await.is_err() {
                 tracing::debug!(%partition, "the session could not be closed; its lease will end");
             }
