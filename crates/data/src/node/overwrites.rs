@@ -68,6 +68,11 @@ impl Disk {
             return Err(DataError::DamagedInTransit);
         }
         let end = it.offset.checked_add(payload.len() as u64).ok_or(DataError::Invalid)?;
+        if partition.store.is_partly_freed(it.extent, it.offset, end) {
+            // The writer has not heard that the file's bytes were cut off or replaced: what it
+            // writes here would be in no file.
+            return Err(DataError::NoExtent);
+        }
         match partition.store.states(&[it.extent]).first() {
             Some(state) if end <= state.committed => Ok(()),
             // Sealed means that its length was decided for all; the commit offset on the disk is

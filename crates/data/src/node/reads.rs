@@ -77,7 +77,7 @@ impl Disk {
         let store = Arc::clone(&partition.store);
         self.workers.ordered(
             (read.partition, read.extent),
-            move || store.read(read.extent, read.offset, read.length),
+            move || store.read_live(read.extent, read.offset, read.length),
             move |disk, result| {
                 // The lease counts when the answer leaves, not when it was computed.
                 let result = match disk.check_lease(read.partition) {
@@ -115,7 +115,7 @@ impl Disk {
             let then: super::workers::Continuation = if marked {
                 Box::new(move |disk| disk.read_as_leader(read, reply, arrived_us))
             } else {
-                match store.read(read.extent, read.offset, read.length) {
+                match store.read_live(read.extent, read.offset, read.length) {
                     Ok(stored) => return answer_read(reply, Ok(stored), arrived_us),
                     Err(error) => Box::new(move |disk| {
                         let result = disk.note_damage(&read, Err(error));

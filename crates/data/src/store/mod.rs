@@ -223,6 +223,30 @@ impl ExtentStore {
         read::read(self, id, offset, length)
     }
 
+    /// As [`ExtentStore::read`], for a reader who takes every byte to be part of a file: freed ones
+    /// are refused with `Removed`, as those of a removed extent are.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::read`].
+    pub fn read_live(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        length: u32,
+    ) -> Result<StoredBytes, StoreError> {
+        let stored = self.read(id, offset, length)?;
+        // After the read: what it saw punched had been marked before.
+        let end = offset.saturating_add(u64::from(length));
+        if self.is_partly_freed(id, offset, end) { Err(StoreError::Removed) } else { Ok(stored) }
+    }
+
+    /// Whether a part of a range is freed: no file refers to it any more.
+    #[must_use]
+    pub fn is_partly_freed(&self, id: ExtentId, start: u64, end: u64) -> bool {
+        self.extent(id).is_ok_and(|extent| extent.state().dead.overlaps(start, end))
+    }
+
     /// As [`ExtentStore::read`], but skips freed blocks at the front and stops before the next
     /// ones. The range is cut at the replica's end.
     ///

@@ -359,6 +359,41 @@ fn frees_that_a_member_missed_reach_it() {
     });
 }
 
+/// Story: a file was unlinked by one client while another had it open. Its bytes were freed, and the
+/// other read zeros, as if the file had a hole there. Freed bytes are refused now, in a part of an
+/// extent as in a whole one: the reader looks at the inode again, and learns that it is gone. Likewise
+/// a writer that had not heard of a truncation: its overwrite was acknowledged, in bytes of no file.
+#[test]
+fn freed_bytes_are_neither_served_as_zeros_nor_overwritten() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 20_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let range = FreedRange { partition: PARTITION, extent, offset: 5_000, length: 10_000 };
+        cluster.ask_all(&cluster.as_meta, &DataRequest::Free { ranges: vec![range] }).await;
+        for node in [1, 2, 3] {
+            for dead in [0..20_000, 4_999..5_001, 9_000..9_100, 14_999..15_000] {
+                let read = cluster.read(node, extent, dead.clone(), false).await;
+                assert_eq!(read, Err(DataError::NoExtent), "node {node}: {dead:?}");
+            }
+            for live in [0..5_000, 15_000..20_000] {
+                let read = cluster.read(node, extent, live.clone(), false).await;
+                let live = live.start as usize..live.end as usize;
+                assert_eq!(read.as_deref(), Ok(&bytes[live]), "node {node}");
+            }
+        }
+        let in_dead = cluster.try_overwrite(&[1, 2, 3], 1, extent, 4_999, &bytes[..2]).await;
+        assert_eq!(in_dead, Err(DataError::NoExtent));
+        cluster.overwrite(&[1, 2, 3], 1, extent, 4_000, &bytes[..1_000]).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// A flipped bit is never served, and is repaired from another replica.
 #[test]
 fn a_damaged_block_is_repaired_from_another_replica() {
