@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all crash bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak crash bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -23,7 +23,7 @@ release: packages ## the program, optimized
 demo: release ## a cluster on this machine, mounted, doing real work, cleaned up
 	target/release/milpa-demo
 
-test: packages format lint docs licences unit e2e ## everything that must hold before a change lands
+test: packages format lint docs licences unit sim-short e2e ## everything that must hold before a change lands
 
 format: ## is the code formatted?
 	$(CARGO) fmt --all --check
@@ -39,6 +39,17 @@ licences: ## every dependency has a licence that we may ship
 
 unit: ## tests of each crate
 	$(CARGO) test --workspace --exclude milpa-testbed
+
+SIM := $(CARGO) run --quiet --profile sim -p milpa-sim --
+
+sim-short: packages ## a few seeds of the simulated cluster, each run twice
+	$(SIM) --seeds 0..4 --operations 500 --twice
+
+sim: packages ## the whole cluster simulated under faults: some minutes of seeds
+	$(SIM) --seeds 0..40 --jobs 2 --keep-going
+
+sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ended (target/sim-tally.json)
+	$(SIM) --tally target/sim-tally.json --hours $${HOURS:-1} --jobs 2 --keep-going
 
 e2e: build ## tests on real mounts with real processes
 	@scripts/packages strace iproute2

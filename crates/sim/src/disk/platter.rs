@@ -1,0 +1,530 @@
+//! The state of one disk: names and contents, each volatile and durable, and what lies between.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::content::{BLOCK, Content, SECTOR};
+use crate::random::Random;
+
+/// How an unsynced change of a directory may get lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NameLoss {
+    /// The newest ones first, as on a file system with a metadata journal.
+    Newest,
+    /// Any of them, as POSIX allows.
+    Any,
+}
+
+/// How a disk misbehaves.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskOptions {
+    pub capacity_bytes: u64,
+    pub name_loss: NameLoss,
+    /// Failed reads, in a million (F9).
+    pub read_errors: u32,
+}
+
+/// What a name names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Entry {
+    File(u64),
+    Directory,
+}
+
+pub(super) type Names = BTreeMap<PathBuf, Entry>;
+
+/// An unsynced change of a directory.
+#[derive(Clone, Debug)]
+pub(super) enum NameChange {
+    Set(PathBuf, Entry),
+    Removed(PathBuf),
+    Renamed(PathBuf, PathBuf),
+}
+
+impl NameChange {
+    fn is_in(&self, directory: &Path) -> bool {
+        let below = |path: &Path| path.parent() == Some(directory);
+        match self {
+            NameChange::Set(path, _) | NameChange::Removed(path) => below(path),
+            NameChange::Renamed(source, target) => below(source) || below(target),
+        }
+    }
+
+    fn apply(&self, names: &mut Names) {
+        match self {
+            NameChange::Set(path, entry) => drop(names.insert(path.clone(), *entry)),
+            NameChange::Removed(path) => drop(names.remove(path)),
+            NameChange::Renamed(source, target) => rename(names, source, target),
+        }
+    }
+}
+
+fn rename(names: &mut Names, source: &Path, target: &Path) {
+    let below: Vec<PathBuf> =
+        names.keys().filter(|path| path.starts_with(source)).cloned().collect();
+    for path in below {
+        let Some(entry) = names.remove(&path) else { continue };
+        let Ok(rest) = path.strip_prefix(source) else { continue };
+        let moved = if rest.as_os_str().is_empty() { target.to_owned() } else { target.join(rest) };
+        names.insert(moved, entry);
+    }
+}
+
+/// An unsynced change of a file's content.
+#[derive(Clone, Debug)]
+enum Change {
+    Write(Vec<u8>, u64),
+    /// A write of nothing but zeros, as preallocation makes them in bulk: offset and length.
+    Zeros(u64, u64),
+    Punch(u64, u64),
+    Truncate(u64),
+}
+
+/// One file.
+#[derive(Clone, Debug, Default)]
+pub(super) struct FileNode {
+    pub current: Content,
+    durable: Content,
+    unsynced: Vec<Change>,
+}
+
+/// Failures that were ordered for the calls to come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ordered {
+    /// The next write fails with EIO.
+    FailWrite,
+    /// The next sync fails with EIO.
+    FailSync,
+}
+
+/// How often something happened to a disk.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DiskCounts {
+    pub reads: u64,
+    pub writes: u64,
+    pub syncs: u64,
+    pub lost_writes: u64,
+    pub torn_writes: u64,
+    pub lost_names: u64,
+    pub flipped_bits: u64,
+    pub misdirected: u64,
+    pub dropped_syncs: u64,
+    pub errors: u64,
+    pub full: u64,
+}
+
+impl DiskCounts {
+    pub fn by_name(&self) -> [(&'static str, u64); 11] {
+        [
+            ("reads", self.reads),
+            ("writes", self.writes),
+            ("syncs", self.syncs),
+            ("lost writes", self.lost_writes),
+            ("torn writes", self.torn_writes),
+            ("lost names", self.lost_names),
+            ("flipped bits", self.flipped_bits),
+            ("misdirected writes", self.misdirected),
+            ("dropped syncs", self.dropped_syncs),
+            ("errors", self.errors),
+            ("refusals for lack of space", self.full),
+        ]
+    }
+
+    pub fn add(&mut self, other: &DiskCounts) {
+        self.reads += other.reads;
+        self.writes += other.writes;
+        self.syncs += other.syncs;
+        self.lost_writes += other.lost_writes;
+        self.torn_writes += other.torn_writes;
+        self.lost_names += other.lost_names;
+        self.flipped_bits += other.flipped_bits;
+        self.misdirected += other.misdirected;
+        self.dropped_syncs += other.dropped_syncs;
+        self.errors += other.errors;
+        self.full += other.full;
+    }
+}
+
+/// One disk.
+#[derive(Debug)]
+pub(crate) struct Platter {
+    pub options: DiskOptions,
+    pub random: Random,
+    /// Raised at each end of a life of the node: handles of older lives are dead.
+    pub life: u64,
+    /// Nothing works any more until the node is restarted.
+    pub is_frozen: bool,
+    /// As `is_frozen`, for the network: what the node sends from then on reaches nobody.
+    pub halted: Arc<AtomicBool>,
+    /// After this many further effects the disk freezes (F1).
+    pub freeze_after: Option<u64>,
+    pub ordered: VecDeque<Ordered>,
+    pub counts: DiskCounts,
+    pub(super) names: Names,
+    durable_names: Names,
+    unsynced_names: Vec<NameChange>,
+    pub(super) files: BTreeMap<u64, FileNode>,
+    pub(super) locks: BTreeSet<PathBuf>,
+    next_file: u64,
+    allocated: u64,
+}
+
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(libc::EIO)
+}
+
+impl Platter {
+    pub fn new(options: DiskOptions, random: Random) -> Platter {
+        let root = Names::from([(PathBuf::from("/"), Entry::Directory)]);
+        Platter {
+            options,
+            random,
+            life: 0,
+            is_frozen: false,
+            halted: Arc::default(),
+            freeze_after: None,
+            ordered: VecDeque::new(),
+            counts: DiskCounts::default(),
+            names: root.clone(),
+            durable_names: root,
+            unsynced_names: Vec::new(),
+            files: BTreeMap::new(),
+            locks: BTreeSet::new(),
+            next_file: 1,
+            allocated: 0,
+        }
+    }
+
+    /// Bytes in use.
+    pub fn allocated(&self) -> u64 {
+        self.allocated
+    }
+
+    /// Refuses calls of dead lives, and of all when frozen.
+    pub(super) fn check(&self, life: u64) -> io::Result<()> {
+        if life != self.life || self.is_frozen { Err(eio()) } else { Ok(()) }
+    }
+
+    /// Every change of the disk passes here first: this is where it may freeze.
+    pub(super) fn effect(&mut self, life: u64) -> io::Result<()> {
+        self.check(life)?;
+        if let Some(left) = &mut self.freeze_after {
+            if *left == 0 {
+                self.is_frozen = true;
+                self.halted.store(true, Ordering::Relaxed);
+                return Err(eio());
+            }
+            *left -= 1;
+        }
+        Ok(())
+    }
+
+    fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
+        if self.ordered.front() == Some(&kind) {
+            self.ordered.pop_front();
+            self.counts.errors += 1;
+            return Err(eio());
+        }
+        Ok(())
+    }
+
+    pub(super) fn file(&mut self, number: u64) -> io::Result<&mut FileNode> {
+        self.files.get_mut(&number).ok_or_else(eio)
+    }
+
+    pub(super) fn create(&mut self, path: &Path) -> io::Result<u64> {
+        self.require_parent(path)?;
+        let number = self.next_file;
+        self.next_file += 1;
+        self.files.insert(number, FileNode::default());
+        self.change_names(NameChange::Set(path.to_owned(), Entry::File(number)));
+        Ok(number)
+    }
+
+    pub(super) fn require_parent(&self, path: &Path) -> io::Result<()> {
+        match path.parent().and_then(|parent| self.names.get(parent)) {
+            Some(Entry::Directory) => Ok(()),
+            Some(Entry::File(_)) => Err(io::Error::from_raw_os_error(libc::ENOTDIR)),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+
+    pub(super) fn change_names(&mut self, change: NameChange) {
+        change.apply(&mut self.names);
+        self.unsynced_names.push(change);
+    }
+
+    pub(super) fn sync_names(&mut self, directory: &Path) -> io::Result<()> {
+        self.counts.syncs += 1;
+        self.ordered(Ordered::FailSync)?;
+        let keeps_order = self.options.name_loss == NameLoss::Newest;
+        let (synced, unsynced): (Vec<_>, Vec<_>) = std::mem::take(&mut self.unsynced_names)
+            .into_iter()
+            .partition(|change| keeps_order || change.is_in(directory));
+        synced.iter().for_each(|change| change.apply(&mut self.durable_names));
+        self.unsynced_names = unsynced;
+        self.forget_unnamed();
+        Ok(())
+    }
+
+    /// Gives back files that no name leads to, now or after a power cut. A handle to such a file
+    /// keeps nothing alive: production closes files before it removes them, or does not care.
+    fn forget_unnamed(&mut self) {
+        let pending = self.unsynced_names.iter().filter_map(|change| match change {
+            NameChange::Set(_, entry) => Some(entry),
+            _ => None,
+        });
+        let named: BTreeSet<u64> = self
+            .names
+            .values()
+            .chain(self.durable_names.values())
+            .chain(pending)
+            .filter_map(|entry| if let Entry::File(number) = entry { Some(*number) } else { None })
+            .collect();
+        let allocated = &mut self.allocated;
+        self.files.retain(|number, file| {
+            let is_named = named.contains(number);
+            if !is_named {
+                *allocated -= file.current.allocated();
+            }
+            is_named
+        });
+    }
+
+    pub(super) fn read(&mut self, number: u64, buffer: &mut [u8], at: u64) -> io::Result<usize> {
+        self.counts.reads += 1;
+        let parts = self.options.read_errors;
+        if self.random.per_million(parts) {
+            self.counts.errors += 1;
+            return Err(eio());
+        }
+        Ok(self.file(number)?.current.read(buffer, at))
+    }
+
+    pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.counts.writes += 1;
+        self.ordered(Ordered::FailWrite)?;
+        let capacity = self.options.capacity_bytes;
+        let file = self.files.get_mut(&number).ok_or_else(eio)?;
+        let added = file.current.missing_blocks(offset, bytes.len() as u64) * BLOCK;
+        if added > 0 && self.allocated + added > capacity {
+            self.counts.full += 1;
+            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        }
+        self.allocated += added;
+        file.current.write(bytes, offset);
+        let is_bulk = bytes.len() as u64 > BLOCK && bytes.iter().all(|byte| *byte == 0);
+        file.unsynced.push(match is_bulk {
+            true => Change::Zeros(offset, bytes.len() as u64),
+            false => Change::Write(bytes.to_vec(), offset),
+        });
+        Ok(())
+    }
+
+    pub(super) fn punch(&mut self, number: u64, offset: u64, length: u64) -> io::Result<()> {
+        self.reshape(number, Change::Punch(offset, length))
+    }
+
+    pub(super) fn truncate(&mut self, number: u64, length: u64) -> io::Result<()> {
+        self.reshape(number, Change::Truncate(length))
+    }
+
+    fn reshape(&mut self, number: u64, change: Change) -> io::Result<()> {
+        self.ordered(Ordered::FailWrite)?;
+        let file = self.files.get_mut(&number).ok_or_else(eio)?;
+        let before = file.current.allocated();
+        change.apply(&mut file.current);
+        self.allocated = self.allocated + file.current.allocated() - before;
+        file.unsynced.push(change);
+        Ok(())
+    }
+
+    pub(super) fn sync(&mut self, number: u64) -> io::Result<()> {
+        self.counts.syncs += 1;
+        if let Err(error) = self.ordered(Ordered::FailSync) {
+            // As Linux does: the pages are marked clean, whatever became of them.
+            if let Some(file) = self.files.get_mut(&number) {
+                file.unsynced.clear();
+                file.current = file.durable.clone();
+            }
+            self.count_allocated();
+            return Err(error);
+        }
+        self.file(number)?.sync();
+        Ok(())
+    }
+
+    fn count_allocated(&mut self) {
+        self.allocated = self.files.values().map(|file| file.current.allocated()).sum();
+    }
+
+    /// The node is gone and its kernel lives: nothing is lost but descriptors and locks.
+    pub fn end_life(&mut self) {
+        self.life += 1;
+        self.is_frozen = false;
+        self.freeze_after = None;
+        self.ordered.clear();
+        self.locks.clear();
+    }
+
+    /// The power is gone: of what was not synced, anything may be lost (F2), torn at a sector (F3).
+    pub fn cut_power(&mut self) {
+        self.end_life();
+        let changes = std::mem::take(&mut self.unsynced_names);
+        let kept = self.random.below(changes.len() as u64 + 1) as usize;
+        for (place, change) in changes.iter().enumerate() {
+            let is_kept = match self.options.name_loss {
+                NameLoss::Newest => place < kept,
+                NameLoss::Any => self.random.chance(1, 2),
+            };
+            if is_kept {
+                change.apply(&mut self.durable_names);
+            } else {
+                self.counts.lost_names += 1;
+            }
+        }
+        prune(&mut self.durable_names);
+        self.names = self.durable_names.clone();
+        for file in self.files.values_mut() {
+            file.cut_power(&mut self.random, &mut self.counts);
+        }
+        self.forget_unnamed();
+        self.count_allocated();
+    }
+
+    /// Bit rot (F5): flips a bit of a durable block that is not being written. Gives the path.
+    pub fn rot(&mut self, is_victim: impl Fn(&Path) -> bool) -> Option<(PathBuf, u64)> {
+        let victims: Vec<(PathBuf, u64)> = self
+            .names
+            .iter()
+            .filter_map(|(path, entry)| match entry {
+                Entry::File(number) if is_victim(path) => Some((path.clone(), *number)),
+                _ => None,
+            })
+            .collect();
+        let (path, number) = self.random.pick(&victims)?.clone();
+        let file = self.files.get_mut(&number)?;
+        let blocks = file.durable.block_numbers();
+        let block = *self.random.pick(&blocks)?;
+        let length = file.durable.length.saturating_sub(block * BLOCK).min(BLOCK);
+        let (offset, bit) = (block * BLOCK + self.random.below(length), self.random.below(8));
+        for content in [&mut file.durable, &mut file.current] {
+            let mut byte = [0];
+            if content.read(&mut byte, offset) == 1 {
+                content.write(&[byte[0] ^ (1 << bit)], offset);
+            }
+        }
+        self.counts.flipped_bits += 1;
+        Some((path, offset))
+    }
+}
+
+/// Takes away what no directory leads to any more.
+fn prune(names: &mut Names) {
+    // A directory comes before what is below it.
+    let mut kept = Names::new();
+    for (path, entry) in std::mem::take(names) {
+        let parent = path.parent();
+        if parent.is_none_or(|parent| kept.get(parent) == Some(&Entry::Directory)) {
+            kept.insert(path, entry);
+        }
+    }
+    *names = kept;
+}
+
+impl Change {
+    fn apply(&self, content: &mut Content) {
+        match self {
+            Change::Write(bytes, offset) => content.write(bytes, *offset),
+            Change::Zeros(offset, length) => content.write(&vec![0; *length as usize], *offset),
+            Change::Punch(offset, length) => content.punch(*offset, *length),
+            Change::Truncate(length) => content.truncate(*length),
+        }
+    }
+}
+
+/// What a power cut does to the unsynced writes of one file.
+#[derive(Clone, Copy)]
+enum Fate {
+    Kept,
+    Lost,
+    /// Each write by itself.
+    Some,
+    /// Each sector by itself.
+    Torn,
+}
+
+impl FileNode {
+    fn sync(&mut self) {
+        if self.unsynced.is_empty() {
+            return;
+        }
+        let blocks: u64 = self.unsynced.iter().map(Change::blocks).sum();
+        if blocks > 256 || self.unsynced.iter().any(|c| matches!(c, Change::Truncate(_))) {
+            self.durable = self.current.clone();
+        } else {
+            for change in &self.unsynced {
+                let (offset, length) = change.range();
+                for number in offset / BLOCK..(offset + length).div_ceil(BLOCK) {
+                    self.durable.copy_block(&self.current, number);
+                }
+            }
+            self.durable.length = self.current.length;
+        }
+        self.unsynced.clear();
+    }
+
+    fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) {
+        if self.unsynced.is_empty() {
+            return;
+        }
+        let fate = [Fate::Kept, Fate::Lost, Fate::Some, Fate::Torn];
+        let fate = random.pick(&fate).copied().unwrap_or(Fate::Lost);
+        for change in std::mem::take(&mut self.unsynced) {
+            let is_kept = match fate {
+                Fate::Kept => true,
+                Fate::Lost => false,
+                Fate::Some | Fate::Torn => random.chance(1, 2),
+            };
+            match &change {
+                Change::Write(bytes, offset) if matches!(fate, Fate::Torn) => {
+                    counts.torn_writes += 1;
+                    write_some_sectors(&mut self.durable, bytes, *offset, random);
+                }
+                _ if is_kept => change.apply(&mut self.durable),
+                _ => counts.lost_writes += 1,
+            }
+        }
+        self.current = self.durable.clone();
+    }
+}
+
+fn write_some_sectors(content: &mut Content, bytes: &[u8], offset: u64, random: &mut Random) {
+    let mut at = offset;
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let count = (SECTOR - at % SECTOR).min(rest.len() as u64);
+        let (sector, more) = rest.split_at(count as usize);
+        if random.chance(1, 2) {
+            content.write(sector, at);
+        }
+        (rest, at) = (more, at + count);
+    }
+}
+
+impl Change {
+    fn range(&self) -> (u64, u64) {
+        match self {
+            Change::Write(bytes, offset) => (*offset, bytes.len() as u64),
+            Change::Zeros(offset, length) | Change::Punch(offset, length) => (*offset, *length),
+            Change::Truncate(_) => (0, 0),
+        }
+    }
+
+    fn blocks(&self) -> u64 {
+        self.range().1.div_ceil(BLOCK)
+    }
+}

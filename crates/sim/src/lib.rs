@@ -1,0 +1,42 @@
+//! The whole cluster in one deterministic process: production nodes and clients on simulated
+//! machines, under faults, with checkers.
+//!
+//! Managers, meta nodes, data nodes and clients run as they are: the same `run` functions that the
+//! program calls. What is simulated lies below the ports of `milpa-host`: time, network, disks,
+//! threads and randomness. All machines share one thread and run one after the other in ticks of a
+//! millisecond, each on a tokio runtime of its own whose paused clock jumps from timer to timer. So a
+//! run is a function of its seed: same seed, same course, byte for byte.
+//!
+//! | module | what it is |
+//! |---|---|
+//! | `machine` | a server: lives of one node, its clock, pauses, power |
+//! | `disk` | volatile and durable contents, torn and lost writes, failures |
+//! | `network` | connections with TCP's promises, partitions, resets, corruption |
+//! | `entropy`, `random`, `trace` | what makes a run repeatable, and shows that it was |
+//! | `cluster` | settings of the production nodes |
+//! | `options`, `nemesis` | what a seed draws; who does harm |
+//! | `workload`, `history` | what clients do, and what `milpa-model` says about the answers |
+//! | `observer` | leaders, configurations, equality of replicas, space |
+//! | `simulation` | the course of a run |
+//!
+//! # What is deliberately absent
+//!
+//! FUSE and the kernel, HTTP callers, real threads: nothing here shows races between threads of the
+//! client, or between the kernel and us. The tests on real mounts do.
+
+mod cluster;
+mod disk;
+mod entropy;
+mod history;
+mod machine;
+mod nemesis;
+mod network;
+mod observer;
+mod options;
+mod outcome;
+mod random;
+mod simulation;
+mod trace;
+mod workload;
+
+pub use outcome::{Outcome, Settings, run_seed};

@@ -1,0 +1,224 @@
+//! `milpa-sim`: runs seeds of the simulation and adds up what they met.
+
+// A program around the simulation, with real threads, files and clocks.
+#![allow(clippy::disallowed_methods)]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use milpa_sim::{Outcome, Settings, run_seed};
+use serde::{Deserialize, Serialize};
+
+/// Runs the whole cluster in one deterministic process, under faults that a seed draws.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Arguments {
+    /// Run one seed and show what happened.
+    #[arg(long, conflicts_with = "seeds")]
+    seed: Option<u64>,
+    /// Run the seeds from A to below B.
+    #[arg(long, value_name = "A..B", value_parser = parse_range)]
+    seeds: Option<(u64, u64)>,
+    /// Seeds that run at once.
+    #[arg(long, default_value_t = 1)]
+    jobs: usize,
+    /// Operations of all clients together, for each seed.
+    #[arg(long, default_value_t = 2_000)]
+    operations: u64,
+    /// No faults.
+    #[arg(long)]
+    calm: bool,
+    /// Print every event as it happens.
+    #[arg(long)]
+    verbose: bool,
+    /// Run each seed twice and compare.
+    #[arg(long)]
+    twice: bool,
+    /// Kinds of faults that are not to happen, such as `rot`.
+    #[arg(long, value_delimiter = ',')]
+    without: Vec<String>,
+    /// Keep count here, and go on after the last seed that is counted.
+    #[arg(long, requires = "hours")]
+    tally: Option<PathBuf>,
+    /// Run for so long.
+    #[arg(long)]
+    hours: Option<f64>,
+    /// Also faults and checks that are known to fail (docs/reliability.md).
+    #[arg(long)]
+    strict: bool,
+    /// Go on after a failed seed.
+    #[arg(long)]
+    keep_going: bool,
+}
+
+fn parse_range(text: &str) -> Result<(u64, u64), String> {
+    let parse = |part: &str| part.trim().parse::<u64>().map_err(|error| error.to_string());
+    let (first, end) = text.split_once("..").ok_or("write it as A..B")?;
+    Ok((parse(first)?, parse(end)?))
+}
+
+/// What all seeds together met.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Tally {
+    /// The first seed that has not been run.
+    next_seed: u64,
+    seeds: u64,
+    failed: Vec<u64>,
+    simulated_ms: u64,
+    operations: u64,
+    longest_call_ms: u64,
+    /// What happened how often; what never did has a zero.
+    counts: BTreeMap<String, u64>,
+    /// Log lines of level ERROR.
+    errors: BTreeMap<String, u64>,
+    /// Failures that clients were told of.
+    client_errors: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn add(&mut self, outcome: &Outcome) {
+        self.next_seed = self.next_seed.max(outcome.seed + 1);
+        self.seeds += 1;
+        if !outcome.is_good() {
+            self.failed.push(outcome.seed);
+        }
+        self.simulated_ms += outcome.simulated_ms;
+        self.operations += outcome.operations;
+        self.longest_call_ms = self.longest_call_ms.max(outcome.longest_call.0);
+        let maps = [
+            (&mut self.counts, &outcome.counts),
+            (&mut self.errors, &outcome.errors),
+            (&mut self.client_errors, &outcome.client_errors),
+        ];
+        for (sum, added) in maps {
+            for (name, number) in added {
+                *sum.entry(name.clone()).or_default() += number;
+            }
+        }
+    }
+
+    fn print(&self, elapsed: Duration) {
+        let simulated = self.simulated_ms as f64 / 1000.0;
+        println!(
+            "{} seeds, {} failed: {:.0} s of simulated time in {:.0} s, {} operations, the longest took {:.1} s",
+            self.seeds,
+            self.failed.len(),
+            simulated,
+            elapsed.as_secs_f64(),
+            self.operations,
+            self.longest_call_ms as f64 / 1000.0
+        );
+        for (name, number) in self.counts.iter().filter(|(_, number)| **number > 0) {
+            println!("  {name:<40} {number:>12}");
+        }
+        let never: Vec<_> =
+            self.counts.iter().filter(|(_, n)| **n == 0).map(|(name, _)| &**name).collect();
+        println!(
+            "never happened: {}",
+            if never.is_empty() { "-".to_owned() } else { never.join(", ") }
+        );
+        print_most("clients were told", &self.client_errors);
+        print_most("log lines of level ERROR", &self.errors);
+        if !self.failed.is_empty() {
+            println!("failed seeds: {:?}", self.failed);
+        }
+    }
+}
+
+fn print_most(title: &str, lines: &BTreeMap<String, u64>) {
+    let mut lines: Vec<_> = lines.iter().collect();
+    lines.sort_by_key(|(_, number)| std::cmp::Reverse(**number));
+    println!("{title}: {} kinds", lines.len());
+    for (line, number) in lines.into_iter().take(40) {
+        println!("  {number:>6} {line}");
+    }
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let started = Instant::now();
+    let mut tally = load(&arguments);
+    let (first, end) = match (arguments.seed, arguments.seeds) {
+        (Some(seed), _) => (seed, seed + 1),
+        (None, Some(range)) => range,
+        (None, None) if arguments.hours.is_some() => (tally.next_seed, u64::MAX),
+        (None, None) => (0, 20),
+    };
+    let next = AtomicU64::new(first);
+    let is_stopped = AtomicU64::new(0);
+    let shared = Mutex::new(&mut tally);
+    let limit = arguments.hours.map(|hours| Duration::from_secs_f64(hours * 3600.0));
+    std::thread::scope(|scope| {
+        for _ in 0..arguments.jobs.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let is_late = limit.is_some_and(|limit| started.elapsed() >= limit);
+                    if is_late || is_stopped.load(Ordering::Relaxed) > 0 {
+                        return;
+                    }
+                    let seed = next.fetch_add(1, Ordering::Relaxed);
+                    if seed >= end {
+                        return;
+                    }
+                    let outcome = run_one(seed, &arguments);
+                    if !outcome.is_good() && !arguments.keep_going {
+                        is_stopped.store(1, Ordering::Relaxed);
+                    }
+                    if let Ok(mut tally) = shared.lock() {
+                        tally.add(&outcome);
+                        save(&arguments, &tally);
+                    }
+                }
+            });
+        }
+    });
+    tally.print(started.elapsed());
+    if tally.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn run_one(seed: u64, arguments: &Arguments) -> Outcome {
+    let settings = Settings {
+        seed,
+        operations: arguments.operations,
+        is_calm: arguments.calm,
+        is_verbose: arguments.verbose,
+        without: arguments.without.clone(),
+        is_strict: arguments.strict,
+    };
+    let began = Instant::now();
+    let mut outcome = run_seed(&settings);
+    if arguments.twice {
+        let again = run_seed(&settings);
+        if again.hash != outcome.hash {
+            let detail = format!("hashes {:016x} and {:016x}", outcome.hash, again.hash);
+            outcome.violations.push(("same seed, same course".to_owned(), detail));
+        }
+    }
+    println!("{outcome} [{:.1} s]", began.elapsed().as_secs_f64());
+    if arguments.seed.is_some() && outcome.is_good() {
+        println!("{}", outcome.options);
+    }
+    outcome
+}
+
+fn load(arguments: &Arguments) -> Tally {
+    let text = arguments.tally.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
+    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+}
+
+fn save(arguments: &Arguments, tally: &Tally) {
+    let Some(path) = &arguments.tally else { return };
+    let fresh = path.with_extension("new");
+    let written = serde_json::to_string_pretty(tally)
+        .map_err(std::io::Error::other)
+        .and_then(|text| std::fs::write(&fresh, text))
+        .and_then(|()| std::fs::rename(&fresh, path));
+    if let Err(error) = written {
+        eprintln!("cannot keep the tally in {}: {error}", path.display());
+    }
+}

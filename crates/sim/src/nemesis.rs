@@ -1,0 +1,268 @@
+//! Who does harm: draws faults, remembers what it broke, and mends it when their time is over.
+
+use std::collections::BTreeMap;
+
+use crate::options::{Options, Weights};
+use crate::random::Random;
+
+/// A fault, against machines by their place in the simulation's list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Kill(usize),
+    Power(usize),
+    PowerEverywhere,
+    /// After this many further effects of the disk.
+    Freeze(usize, u64),
+    Isolate(usize),
+    OneWay(usize, usize),
+    /// Machines whose place has its bit set, against all others.
+    Split(u64),
+    Pause(usize, u64),
+    WallJump(usize, i64),
+    SlowDisk(usize, u64),
+    SlowLink(usize, u64),
+    FailedWrite(usize),
+    FailedSync(usize),
+    FullDisk(usize),
+    Rot(usize),
+    ClientKill(usize),
+    ClientPause(usize, u64),
+    Grow,
+}
+
+/// What ends a fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mend {
+    /// The server is started again.
+    Start(usize),
+    /// All servers are.
+    StartAll,
+    /// The links that this fault cut are open again.
+    Open(Fault),
+    FastDisk(usize),
+    FastLink(usize),
+    EmptyDisk(usize),
+    /// A new client begins where one died.
+    StartClient(usize),
+}
+
+/// The machines that the nemesis knows: places of servers by role, and of clients.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Victims {
+    pub managers: Vec<usize>,
+    pub meta: Vec<usize>,
+    pub data: Vec<usize>,
+    pub clients: Vec<usize>,
+}
+
+impl Victims {
+    fn servers(&self) -> Vec<usize> {
+        [&self.managers[..], &self.meta, &self.data].concat()
+    }
+
+    fn group_of(&self, place: usize) -> &[usize] {
+        let groups = [&self.managers, &self.meta, &self.data];
+        groups.into_iter().find(|group| group.contains(&place)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The one who does harm.
+#[derive(Debug)]
+pub(crate) struct Nemesis {
+    random: Random,
+    weights: Weights,
+    every_ms: u64,
+    lasts_ms: u64,
+    is_gentle: bool,
+    next_ms: u64,
+    /// When each impaired machine is well again.
+    impaired: BTreeMap<usize, u64>,
+    /// By their time.
+    mends: BTreeMap<(u64, u64), Mend>,
+    next_mend: u64,
+    pub counts: BTreeMap<&'static str, u64>,
+    victims: Victims,
+}
+
+impl Nemesis {
+    pub fn new(options: &Options, victims: Victims) -> Nemesis {
+        Nemesis {
+            random: Random::new(options.seed, "nemesis"),
+            weights: options.weights.clone(),
+            every_ms: options.fault_every_ms,
+            lasts_ms: options.fault_lasts_ms,
+            is_gentle: options.is_gentle,
+            next_ms: 0,
+            impaired: BTreeMap::new(),
+            mends: BTreeMap::new(),
+            next_mend: 0,
+            counts: BTreeMap::new(),
+            victims,
+        }
+    }
+
+    /// Mends that are due.
+    pub fn due(&mut self, now_ms: u64) -> Vec<Mend> {
+        let later = self.mends.split_off(&(now_ms + 1, 0));
+        std::mem::replace(&mut self.mends, later).into_values().collect()
+    }
+
+    /// Everything that is still broken: the end of the harm.
+    pub fn surrender(&mut self) -> Vec<Mend> {
+        self.impaired.clear();
+        std::mem::take(&mut self.mends).into_values().collect()
+    }
+
+    fn mend_at(&mut self, at_ms: u64, mend: Mend) {
+        self.next_mend += 1;
+        self.mends.insert((at_ms, self.next_mend), mend);
+    }
+
+    /// The next fault, if its time has come.
+    pub fn strike(&mut self, now_ms: u64) -> Option<Fault> {
+        if self.next_ms == 0 {
+            self.next_ms = now_ms + self.random.between(1, 2 * self.every_ms);
+        }
+        if now_ms < self.next_ms {
+            return None;
+        }
+        self.next_ms = now_ms + self.random.between(1, 2 * self.every_ms);
+        self.impaired.retain(|_, until| *until > now_ms);
+        let name = self.draw_kind()?;
+        // Short ones more often than long ones.
+        let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
+        let fault = self.draw(name, now_ms, lasts_ms)?;
+        *self.counts.entry(name).or_default() += 1;
+        Some(fault)
+    }
+
+    fn draw_kind(&mut self) -> Option<&'static str> {
+        let total: u64 = self.weights.by_name().map(|(_, weight)| *weight).sum();
+        let mut ticket = self.random.below(total);
+        self.weights.by_name().find_map(|(name, weight)| {
+            if ticket < *weight {
+                return Some(name);
+            }
+            ticket -= *weight;
+            None
+        })
+    }
+
+    /// A server that may be impaired now.
+    fn server(&mut self) -> Option<usize> {
+        let place = *self.random.pick(&self.victims.servers())?;
+        if self.impaired.contains_key(&place) {
+            return None;
+        }
+        let group = self.victims.group_of(place);
+        let is_alone = !group.iter().any(|other| self.impaired.contains_key(other));
+        (is_alone || !self.is_gentle).then_some(place)
+    }
+
+    fn data_server(&mut self) -> Option<usize> {
+        self.server().filter(|place| self.victims.data.contains(place))
+    }
+
+    fn draw(&mut self, name: &str, now_ms: u64, lasts_ms: u64) -> Option<Fault> {
+        let until = now_ms + lasts_ms;
+        match name {
+            "kill" | "power" | "freeze" => {
+                let place = self.server()?;
+                let fault = match name {
+                    "kill" => Fault::Kill(place),
+                    "power" => Fault::Power(place),
+                    _ => Fault::Freeze(place, self.random.skewed(200)),
+                };
+                self.impair(place, until, Mend::Start(place));
+                Some(fault)
+            }
+            "power-everywhere" if self.impaired.is_empty() => {
+                self.mend_at(until, Mend::StartAll);
+                let servers = self.victims.servers();
+                self.impaired.extend(servers.into_iter().map(|place| (place, until)));
+                Some(Fault::PowerEverywhere)
+            }
+            "isolate" => {
+                let place = self.server()?;
+                let fault = Fault::Isolate(place);
+                self.impair(place, until, Mend::Open(fault));
+                Some(fault)
+            }
+            "one-way" => {
+                let place = self.server()?;
+                let mut all = self.victims.servers();
+                all.extend(&self.victims.clients);
+                let other = *self.random.pick(&all)?;
+                let fault = match self.random.chance(1, 2) {
+                    true => Fault::OneWay(place, other),
+                    false => Fault::OneWay(other, place),
+                };
+                self.impair(place, until, Mend::Open(fault));
+                (place != other).then_some(fault)
+            }
+            "split" if !self.is_gentle => {
+                let fault = Fault::Split(self.random.draw());
+                self.mend_at(until, Mend::Open(fault));
+                Some(fault)
+            }
+            "pause" => {
+                let place = self.server()?;
+                self.impaired.insert(place, until);
+                Some(Fault::Pause(place, lasts_ms))
+            }
+            "wall-jump" => {
+                let place = *self.random.pick(&self.victims.servers())?;
+                let jump = self.random.between(0, 7_200_000) as i64 - 3_600_000;
+                Some(Fault::WallJump(place, jump))
+            }
+            "slow-disk" => {
+                let place = self.server()?;
+                self.impair(place, until, Mend::FastDisk(place));
+                Some(Fault::SlowDisk(place, self.random.between(20, 1000)))
+            }
+            "slow-link" => {
+                let place = self.server()?;
+                self.impair(place, until, Mend::FastLink(place));
+                Some(Fault::SlowLink(place, self.random.between(5, 400)))
+            }
+            "disk-error" => {
+                let place = self.data_server()?;
+                // What is fenced stays so until the server gets another disk; it is counted as
+                // impaired for a long time.
+                self.impaired.insert(place, u64::MAX);
+                Some(if self.random.chance(1, 2) {
+                    Fault::FailedWrite(place)
+                } else {
+                    Fault::FailedSync(place)
+                })
+            }
+            "full-disk" => {
+                let place = self.data_server()?;
+                self.impair(place, until, Mend::EmptyDisk(place));
+                Some(Fault::FullDisk(place))
+            }
+            "rot" => {
+                // One server's copies only: the others stay good.
+                let place = *self.victims.data.first()?;
+                Some(Fault::Rot(place))
+            }
+            "client-kill" => {
+                let place = *self.random.pick(&self.victims.clients)?;
+                self.mend_at(now_ms + lasts_ms, Mend::StartClient(place));
+                Some(Fault::ClientKill(place))
+            }
+            "client-pause" => {
+                let place = *self.random.pick(&self.victims.clients)?;
+                Some(Fault::ClientPause(place, self.random.skewed(60_000)))
+            }
+            "grow" => Some(Fault::Grow),
+            _ => None,
+        }
+    }
+
+    fn impair(&mut self, place: usize, until: u64, mend: Mend) {
+        // It is not well the moment it is back: it has to catch up.
+        self.impaired.insert(place, until + 3_000);
+        self.mend_at(until, mend);
+    }
+}

@@ -1,0 +1,601 @@
+//! The whole cluster on one thread: its machines, one tick after the other, and the course of a run.
+//!
+//! A run has four phases. *Boot*: servers start, the volume is made. *Safety*: clients work while the
+//! nemesis does harm; every answer is judged as it comes. *Heal*: what is broken is mended, and the
+//! clients must finish, the groups elect, the replicas become equal, within a budget of simulated
+//! time. *Verification*: a client that has seen nothing reads everything, then deletes everything,
+//! and the space must come back.
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+use crate::cluster::{self, MANAGERS, Part};
+use crate::disk::{DiskOptions, Ordered, Platter};
+use crate::history::SharedHistory;
+use crate::machine::Machine;
+use crate::nemesis::{Fault, Mend, Nemesis, Victims};
+use crate::network::{Ending, Wires};
+use crate::observer::{Observer, SharedWatch, Wanted};
+use crate::options::Options;
+use crate::random::Random;
+use crate::trace;
+use crate::workload::{self, Budget, Plan};
+
+/// Simulated milliseconds of a tick, while clients work and while everybody waits.
+const TICK_MS: u64 = 1;
+const WAITING_TICK_MS: u64 = 10;
+/// Capacity of each disk.
+const DISK_BYTES: u64 = 1 << 30;
+/// Simulated time that each phase may take, in milliseconds.
+const BOOT_MS: u64 = 60_000;
+const SAFETY_MS: u64 = 600_000;
+const HEAL_MS: u64 = 240_000;
+const WHOLE_MS: u64 = 180_000;
+const WALK_MS: u64 = 120_000;
+const EMPTY_MS: u64 = 240_000;
+
+/// A machine and what it is for.
+struct Placed {
+    part: Part,
+    number: usize,
+    machine: Machine,
+    /// A client's number over all lives of all clients.
+    client: u32,
+}
+
+/// The cluster and all around it.
+pub(crate) struct Simulation {
+    pub options: Options,
+    pub now_ms: u64,
+    /// How far machines run ahead of each other: nothing arrives sooner. Short while clients work,
+    /// longer while everybody waits.
+    tick_ms: u64,
+    pub history: SharedHistory,
+    pub watch: SharedWatch,
+    pub nemesis: Nemesis,
+    pub wires: Arc<Mutex<Wires>>,
+    machines: Vec<Placed>,
+    budget: Budget,
+    directories: Rc<RefCell<Vec<milpa_types::InodeId>>>,
+    next_client: u32,
+    /// Servers that ended by themselves, and when they are to be started again.
+    restarts: Vec<(u64, usize)>,
+    /// Servers whose disk failed a call: out of service until an operator restarts them.
+    failed_disks: BTreeSet<usize>,
+    order: Random,
+    /// What the verifying clients said at their end.
+    pub verified: String,
+}
+
+fn locked(wires: &Mutex<Wires>) -> MutexGuard<'_, Wires> {
+    wires.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Simulation {
+    pub fn new(options: Options) -> Simulation {
+        let links = Random::new(options.seed, "links");
+        let wires = Arc::new(Mutex::new(Wires::new(options.links.clone(), links)));
+        let mut simulation = Simulation {
+            now_ms: 0,
+            tick_ms: TICK_MS,
+            history: SharedHistory::default(),
+            watch: SharedWatch::default(),
+            nemesis: Nemesis::new(&options, Victims::default()),
+            wires,
+            machines: Vec::new(),
+            budget: Rc::new(Cell::new(options.operations)),
+            directories: Rc::new(RefCell::new(vec![milpa_types::InodeId::ROOT])),
+            next_client: 1,
+            restarts: Vec::new(),
+            failed_disks: BTreeSet::new(),
+            order: Random::new(options.seed, "order"),
+            verified: String::new(),
+            options,
+        };
+        simulation.history.borrow_mut().is_strict = simulation.options.shares_files;
+        let (meta, data) = (simulation.options.meta_nodes, simulation.options.data_nodes);
+        let mut victims = Victims {
+            managers: simulation.add(Part::Manager, MANAGERS),
+            meta: simulation.add(Part::Meta, meta),
+            data: simulation.add(Part::Data, data),
+            clients: Vec::new(),
+        };
+        victims.clients = simulation.add(Part::Client, simulation.options.clients);
+        // The observer, and the two clients that verify and delete.
+        for place in simulation.add(Part::Observer, 3) {
+            if let Some(placed) = simulation.machines.get(place) {
+                locked(&simulation.wires).exempt(placed.machine.address);
+            }
+        }
+        simulation.nemesis = Nemesis::new(&simulation.options, victims);
+        simulation
+    }
+
+    /// Adds machines; gives their places.
+    fn add(&mut self, part: Part, count: usize) -> Vec<usize> {
+        let mut places = Vec::new();
+        for number in 0..count {
+            let name = part.name(number);
+            let options = DiskOptions {
+                capacity_bytes: DISK_BYTES,
+                name_loss: self.options.name_loss,
+                read_errors: 0,
+            };
+            let disk =
+                Platter::new(options, Random::new(self.options.seed, &format!("disk {name}")));
+            let mut machine = Machine::new(
+                name,
+                part.address(number),
+                disk,
+                Arc::clone(&self.wires),
+                self.options.jobs,
+                self.options.seed,
+            );
+            if part.is_server() {
+                let drift = self.order.between(0, 2 * self.options.drift_ppm);
+                machine.clock_rate_ppm = 1_000_000 + drift - self.options.drift_ppm;
+            }
+            places.push(self.machines.len());
+            self.machines.push(Placed { part, number, machine, client: 0 });
+        }
+        places
+    }
+
+    /// One tick: what has arrived is delivered, then every machine runs for as long.
+    fn tick(&mut self) {
+        self.now_ms += self.tick_ms;
+        trace::set_now(self.now_ms);
+        let woken = {
+            let mut wires = locked(&self.wires);
+            wires.tick_ms = self.tick_ms;
+            wires.advance(self.now_ms)
+        };
+        woken.into_iter().for_each(Waker::wake);
+        let restarts = std::mem::take(&mut self.restarts);
+        for (at, place) in restarts {
+            if at <= self.now_ms {
+                self.start(place);
+            } else {
+                self.restarts.push((at, place));
+            }
+        }
+        for place in 0..self.machines.len() {
+            let Some(placed) = self.machines.get_mut(place) else { continue };
+            let ended = placed.machine.step(self.now_ms);
+            if placed.machine.is_frozen() {
+                placed.machine.stop(Ending::Power);
+                self.power_was_cut(place);
+            } else if let Some(reason) = ended {
+                self.ended(place, &reason);
+            }
+        }
+        trace::set_machine("");
+        let wires = locked(&self.wires);
+        trace::mix(&[wires.counts.packets, wires.counts.bytes, wires.counts.connections]);
+    }
+
+    /// A node has ended by itself. A supervisor starts servers again.
+    fn ended(&mut self, place: usize, reason: &str) {
+        trace::note(&format!("ended by itself: {reason}"));
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        placed.machine.stop(Ending::Process);
+        match placed.part {
+            Part::Client => {}
+            Part::Observer => self.verified = reason.to_owned(),
+            _ => self.restarts.push((self.now_ms + 1000, place)),
+        }
+    }
+
+    fn power_was_cut(&mut self, place: usize) {
+        if let Some(placed) = self.machines.get(place)
+            && placed.part == Part::Data
+        {
+            self.history.borrow_mut().power_cut(placed.number as u32);
+        }
+    }
+
+    /// Runs until something holds. False if it did not within so much simulated time.
+    fn run_until(&mut self, limit_ms: u64, mut holds: impl FnMut(&mut Simulation) -> bool) -> bool {
+        let end_ms = self.now_ms + limit_ms;
+        while self.now_ms < end_ms {
+            self.tick();
+            if holds(self) {
+                return true;
+            }
+            if trace::panics() > 0 || self.history.borrow().violations.len() > 10 {
+                return true;
+            }
+        }
+        false
+    }
+
+    fn start(&mut self, place: usize) {
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        if placed.machine.is_running() {
+            return;
+        }
+        let (part, number, options) = (placed.part, placed.number, &self.options);
+        let started = placed.machine.start(self.now_ms, || cluster::server(part, number, options));
+        if let Err(error) = started {
+            self.history.borrow_mut().violated("simulation", format!("no runtime: {error}"));
+        }
+    }
+
+    fn start_client(&mut self, place: usize) {
+        let Some(key) = self.watch.borrow().key.clone() else { return };
+        let client = self.next_client;
+        let plan = Plan {
+            config: cluster::client_config(&key, &self.options),
+            client,
+            workers: self.options.workers,
+            budget: Rc::clone(&self.budget),
+            history: Rc::clone(&self.history),
+            directories: Rc::clone(&self.directories),
+            seed: self.options.seed,
+            shares_files: self.options.shares_files,
+            judges_lookups: !self.options.caches_names,
+            pause_max_ms: self.options.pause_max_ms,
+        };
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        if placed.machine.is_running() {
+            return;
+        }
+        self.next_client += 1;
+        placed.client = client;
+        let started = placed.machine.start(self.now_ms, || Box::pin(workload::run_client(plan)));
+        if let Err(error) = started {
+            self.history.borrow_mut().violated("simulation", format!("no runtime: {error}"));
+        }
+    }
+
+    /// Starts one of the machines that no fault touches.
+    fn start_observer(&mut self, number: usize, node: impl FnOnce() -> crate::machine::Node) {
+        let now_ms = self.now_ms;
+        let found =
+            self.machines.iter_mut().find(|p| p.part == Part::Observer && p.number == number);
+        let Some(placed) = found else { return };
+        if let Err(error) = placed.machine.start(now_ms, node) {
+            self.history.borrow_mut().violated("simulation", format!("no runtime: {error}"));
+        }
+    }
+
+    fn places(&self, wanted: impl Fn(&Placed) -> bool) -> Vec<usize> {
+        let all = self.machines.iter().enumerate();
+        all.filter(|(_, placed)| wanted(placed)).map(|(place, _)| place).collect()
+    }
+
+    /// The whole run. What it found is in the history.
+    pub fn run(&mut self) {
+        if !self.boot() || self.is_over() {
+            return;
+        }
+        for place in self.places(|placed| placed.part == Part::Client) {
+            self.start_client(place);
+        }
+        self.safety();
+        if self.is_over() {
+            return;
+        }
+        self.heal();
+        if self.is_over() {
+            return;
+        }
+        self.verification();
+    }
+
+    fn is_over(&self) -> bool {
+        trace::panics() > 0 || !self.history.borrow().violations.is_empty()
+    }
+
+    fn failed(&self, check: &'static str, detail: &str) {
+        self.history.borrow_mut().violated(check, detail.to_owned());
+    }
+
+    fn boot(&mut self) -> bool {
+        trace::note("phase: boot");
+        for place in self.places(|placed| placed.part.is_server()) {
+            self.start(place);
+        }
+        let (watch, history) = (Rc::clone(&self.watch), Rc::clone(&self.history));
+        let options = self.options.clone();
+        self.start_observer(0, || Box::pin(Observer::new(watch, history, options).run()));
+        let is_up = self.run_until(BOOT_MS, |sim| sim.watch.borrow().key.is_some());
+        if !is_up {
+            self.failed("boot", "no volume within the time");
+        }
+        is_up
+    }
+
+    fn safety(&mut self) {
+        trace::note("phase: safety");
+        self.run_until(SAFETY_MS, |sim| {
+            sim.harm();
+            sim.budget.get() == 0
+        });
+    }
+
+    fn harm(&mut self) {
+        for mend in self.nemesis.due(self.now_ms) {
+            self.mend(mend);
+        }
+        if let Some(fault) = self.nemesis.strike(self.now_ms) {
+            trace::note(&format!("FAULT {}", self.describe(fault)));
+            self.inflict(fault);
+        }
+    }
+
+    fn describe(&self, fault: Fault) -> String {
+        let name =
+            |place: usize| self.machines.get(place).map_or("?", |placed| placed.machine.name);
+        match fault {
+            Fault::Kill(a)
+            | Fault::Power(a)
+            | Fault::Isolate(a)
+            | Fault::FailedWrite(a)
+            | Fault::FailedSync(a)
+            | Fault::FullDisk(a)
+            | Fault::Rot(a)
+            | Fault::ClientKill(a) => {
+                format!("{fault:?} = {}", name(a))
+            }
+            Fault::Freeze(a, _)
+            | Fault::Pause(a, _)
+            | Fault::WallJump(a, _)
+            | Fault::SlowDisk(a, _)
+            | Fault::SlowLink(a, _)
+            | Fault::ClientPause(a, _) => {
+                format!("{fault:?} = {}", name(a))
+            }
+            Fault::OneWay(a, b) => format!("{fault:?} = {} to {}", name(a), name(b)),
+            Fault::PowerEverywhere | Fault::Split(_) | Fault::Grow => format!("{fault:?}"),
+        }
+    }
+
+    fn inflict(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(place) => self.stop(place, Ending::Process),
+            Fault::Power(place) => self.stop(place, Ending::Power),
+            Fault::PowerEverywhere => {
+                for place in self.places(|placed| placed.part.is_server()) {
+                    self.stop(place, Ending::Power);
+                }
+            }
+            Fault::Freeze(place, effects) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.disk().freeze_after = Some(effects);
+                }
+            }
+            Fault::Isolate(_) | Fault::OneWay(..) | Fault::Split(_) => {
+                self.set_blocked(fault, true)
+            }
+            Fault::Pause(place, lasts_ms) | Fault::ClientPause(place, lasts_ms) => {
+                if let Some(placed) = self.machines.get_mut(place) {
+                    placed.machine.paused_until_ms = self.now_ms + lasts_ms;
+                }
+            }
+            Fault::WallJump(place, jump_ms) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.wall_offset_ms.set(jump_ms);
+                }
+            }
+            Fault::SlowDisk(place, times) => self.set_slowness(place, times),
+            Fault::SlowLink(place, extra_ms) => {
+                if let Some(placed) = self.machines.get(place) {
+                    locked(&self.wires).set_slow(placed.machine.address, extra_ms);
+                }
+            }
+            Fault::FailedWrite(place) => self.order_failure(place, Ordered::FailWrite),
+            Fault::FailedSync(place) => {
+                // What the disk drops then is lost as in a power cut.
+                self.order_failure(place, Ordered::FailSync);
+                self.power_was_cut(place);
+            }
+            Fault::FullDisk(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    let mut disk = placed.machine.disk();
+                    disk.options.capacity_bytes = disk.allocated();
+                }
+            }
+            Fault::Rot(place) => self.rot(place),
+            Fault::ClientKill(place) => {
+                self.stop(place, Ending::Process);
+                if let Some(placed) = self.machines.get(place) {
+                    self.history.borrow_mut().client_died(placed.client);
+                }
+            }
+            Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
+        }
+    }
+
+    fn mend(&mut self, mend: Mend) {
+        match mend {
+            Mend::Start(place) => self.restart(place),
+            Mend::StartAll => {
+                for place in self.places(|placed| placed.part.is_server()) {
+                    self.restart(place);
+                }
+            }
+            Mend::Open(fault) => self.set_blocked(fault, false),
+            Mend::FastDisk(place) => self.set_slowness(place, 1),
+            Mend::FastLink(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    locked(&self.wires).set_slow(placed.machine.address, 0);
+                }
+            }
+            Mend::EmptyDisk(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.disk().options.capacity_bytes = DISK_BYTES;
+                }
+            }
+            Mend::StartClient(place) => self.start_client(place),
+        }
+    }
+
+    /// Starts a server if it is down; one whose disk was to freeze and has not lives on.
+    fn restart(&mut self, place: usize) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.disk().freeze_after = None;
+        }
+        self.start(place);
+    }
+
+    fn stop(&mut self, place: usize, ending: Ending) {
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        if !placed.machine.is_running() {
+            return;
+        }
+        placed.machine.stop(ending);
+        if ending == Ending::Power {
+            self.power_was_cut(place);
+        }
+    }
+
+    fn set_slowness(&mut self, place: usize, times: u64) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.slowness.set(times);
+        }
+    }
+
+    fn order_failure(&mut self, place: usize, failure: Ordered) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.disk().ordered.push_back(failure);
+            self.failed_disks.insert(place);
+        }
+    }
+
+    fn rot(&mut self, place: usize) {
+        let Some(placed) = self.machines.get(place) else { return };
+        let is_extent =
+            |path: &std::path::Path| path.components().any(|part| part.as_os_str() == "partitions");
+        let hit = placed.machine.disk().rot(is_extent);
+        trace::note(&format!("a bit flips: {hit:?}"));
+    }
+
+    fn set_blocked(&mut self, fault: Fault, blocked: bool) {
+        let cuts = |a: usize, b: usize| match fault {
+            Fault::Isolate(place) => a == place || b == place,
+            Fault::OneWay(from, to) => (a, b) == (from, to),
+            Fault::Split(mask) => (mask >> (a % 64) ^ mask >> (b % 64)) & 1 == 1,
+            _ => false,
+        };
+        let mut wires = locked(&self.wires);
+        for (a, from) in self.machines.iter().enumerate() {
+            for (b, to) in self.machines.iter().enumerate() {
+                if a != b && cuts(a, b) {
+                    wires.set_blocked(from.machine.address, to.machine.address, blocked);
+                }
+            }
+        }
+    }
+
+    fn heal(&mut self) {
+        trace::note("phase: heal");
+        for mend in self.nemesis.surrender() {
+            self.mend(mend);
+        }
+        {
+            let mut wires = locked(&self.wires);
+            wires.heal();
+            wires.faults.loss = 0;
+            wires.faults.corruption = 0;
+            wires.faults.resets = 0;
+        }
+        for placed in &mut self.machines {
+            placed.machine.paused_until_ms = placed.machine.paused_until_ms.min(self.now_ms + 1);
+            placed.machine.slowness.set(1);
+            placed.machine.disk().options.capacity_bytes = DISK_BYTES;
+        }
+        for place in std::mem::take(&mut self.failed_disks) {
+            if let Some(placed) = self.machines.get(place) {
+                placed.machine.disk().ordered.clear();
+            }
+            self.stop(place, Ending::Process);
+        }
+        for place in self.places(|placed| placed.part.is_server()) {
+            self.restart(place);
+        }
+        self.watch.borrow_mut().wanted = Wanted::Watch;
+        let all_done = |sim: &mut Simulation| {
+            !sim.machines.iter().any(|p| p.part == Part::Client && p.machine.is_running())
+        };
+        if !self.run_until(HEAL_MS, all_done) {
+            self.failed("progress", "clients have not finished after everything was healed");
+            return;
+        }
+        self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
+    }
+
+    /// Waits for the observer to see that something holds.
+    fn want(&mut self, wanted: Wanted, limit_ms: u64, check: &'static str) {
+        {
+            let mut watch = self.watch.borrow_mut();
+            (watch.wanted, watch.is_reached) = (wanted, false);
+        }
+        self.tick_ms = WAITING_TICK_MS;
+        if !self.run_until(limit_ms, |sim| sim.watch.borrow().is_reached) {
+            let missing = self.watch.borrow().missing.clone();
+            self.failed(check, &missing);
+        }
+        self.tick_ms = TICK_MS;
+        self.watch.borrow_mut().wanted = Wanted::Watch;
+    }
+
+    fn verification(&mut self) {
+        trace::note("phase: verification");
+        let given_up = self.history.borrow_mut().judge_names();
+        if given_up > 0 {
+            self.failed("linearizable names", &format!("{given_up} searches were given up"));
+        }
+        let Some(key) = self.watch.borrow().key.clone() else { return };
+        let mut options = self.options.clone();
+        options.caches_names = false;
+        let config = cluster::client_config(&key, &options);
+        let (client, history) = (self.next_client, Rc::clone(&self.history));
+        let (verifying, verified) = (config.clone(), Rc::clone(&history));
+        self.start_observer(1, || Box::pin(workload::verify(verifying, client, verified)));
+        self.wait_for_observer(1, "the final walk did not end");
+        self.history.borrow_mut().judge_names();
+        if self.is_over() {
+            return;
+        }
+        self.start_observer(2, || Box::pin(workload::delete_all(config, history)));
+        self.wait_for_observer(2, "the final deletion did not end");
+        if !self.is_over() {
+            self.want(Wanted::Empty, EMPTY_MS, "space returns");
+        }
+    }
+
+    fn wait_for_observer(&mut self, number: usize, otherwise: &str) {
+        let is_done = |sim: &mut Simulation| {
+            let is_it = |p: &&Placed| p.part == Part::Observer && p.number == number;
+            sim.machines.iter().find(is_it).is_none_or(|placed| !placed.machine.is_running())
+        };
+        if !self.run_until(WALK_MS, is_done) {
+            self.failed("verification", otherwise);
+        }
+    }
+
+    /// Adds up what happened to the disks.
+    pub fn disk_counts(&self) -> crate::disk::DiskCounts {
+        let mut sum = crate::disk::DiskCounts::default();
+        for placed in &self.machines {
+            sum.add(&placed.machine.disk().counts);
+        }
+        sum
+    }
+
+    /// How often servers were started.
+    pub fn lives(&self) -> u64 {
+        self.machines.iter().filter(|p| p.part.is_server()).map(|p| p.machine.lives).sum()
+    }
+
+    /// Ends all lives, so that nothing runs while the rest is dropped.
+    pub fn shut_down(&mut self) {
+        for placed in &mut self.machines {
+            placed.machine.stop(Ending::Process);
+        }
+    }
+}

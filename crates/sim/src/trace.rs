@@ -1,0 +1,176 @@
+//! What happened, in order: the last events in words for people, all of them in one hash.
+//!
+//! The trace belongs to the thread, because a seed runs on a thread of its own and the log lines of
+//! the nodes under test arrive through a global hook. Two runs of a seed took the same course if
+//! and only if their hashes are equal, as far as 64 bits tell.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt::Write as _;
+
+use tracing::field::{Field, Visit};
+use tracing::{Level, Metadata, Subscriber, span};
+
+/// Events kept in words.
+const EVENTS_KEPT: usize = 400;
+/// Different lines of level ERROR kept.
+const ERRORS_KEPT: usize = 200;
+
+/// The course of one run.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    /// Simulated milliseconds.
+    pub now_ms: u64,
+    /// Whose code runs.
+    pub machine: &'static str,
+    hash: u64,
+    events: VecDeque<String>,
+    /// Lines of level ERROR by their text, and how often they came.
+    pub errors: BTreeMap<String, u64>,
+    /// Panics of nodes: each is a failure of the run.
+    pub panics: Vec<String>,
+    /// Everything is printed as it comes.
+    pub is_verbose: bool,
+}
+
+thread_local! {
+    static TRACE: RefCell<Trace> = RefCell::default();
+}
+
+fn with<T>(act: impl FnOnce(&mut Trace) -> T) -> T {
+    TRACE.with_borrow_mut(act)
+}
+
+/// Begins anew.
+pub(crate) fn begin(is_verbose: bool) {
+    with(|trace| *trace = Trace { is_verbose, ..Trace::default() });
+}
+
+/// Ends the run: all that was recorded.
+pub(crate) fn end() -> Trace {
+    with(std::mem::take)
+}
+
+/// The simulated time of all that follows.
+pub(crate) fn set_now(now_ms: u64) {
+    with(|trace| trace.now_ms = now_ms);
+}
+
+/// Whose code runs from here on.
+pub(crate) fn set_machine(name: &'static str) {
+    with(|trace| trace.machine = name);
+}
+
+/// Counts numbers into the hash that need no words.
+pub(crate) fn mix(numbers: &[u64]) {
+    with(|trace| numbers.iter().for_each(|number| trace.mix(*number)));
+}
+
+/// Records an event.
+pub(crate) fn note(text: &str) {
+    with(|trace| trace.note(text));
+}
+
+/// How many panics there were so far.
+pub(crate) fn panics() -> usize {
+    with(|trace| trace.panics.len())
+}
+
+impl Trace {
+    fn mix(&mut self, number: u64) {
+        self.hash = (self.hash.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+
+    fn note(&mut self, text: &str) {
+        self.mix(self.now_ms);
+        for chunk in text.as_bytes().chunks(8) {
+            let number = chunk.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+            self.mix(number);
+        }
+        let line = format!("{:>9.3} {:<8} {text}", self.now_ms as f64 / 1000.0, self.machine);
+        if self.is_verbose {
+            println!("{line}");
+        }
+        if self.events.len() >= EVENTS_KEPT {
+            self.events.pop_front();
+        }
+        self.events.push_back(line);
+    }
+
+    /// The hash of all events.
+    pub fn hash(&self) -> u64 {
+        self.hash
+    }
+
+    /// The last events, oldest first.
+    pub fn last(&self, count: usize) -> impl Iterator<Item = &str> {
+        let skipped = self.events.len().saturating_sub(count);
+        self.events.iter().skip(skipped).map(String::as_str)
+    }
+}
+
+/// Takes the log lines of the nodes under test into the trace.
+#[derive(Debug)]
+pub(crate) struct LogLines {
+    /// Lines below this level are passed over.
+    pub level: Level,
+}
+
+/// A log line as text: the message first, then the fields.
+#[derive(Default)]
+struct Line {
+    message: String,
+    fields: String,
+}
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        let _ = match field.name() {
+            "message" => write!(self.message, "{value:?}"),
+            name => write!(self.fields, " {name}={value:?}"),
+        };
+    }
+}
+
+impl Subscriber for LogLines {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= self.level && metadata.target().starts_with("milpa")
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+    fn enter(&self, _: &span::Id) {}
+    fn exit(&self, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        let level = *event.metadata().level();
+        with(|trace| {
+            trace.note(&format!("{level} {}{}", line.message, line.fields));
+            if level == Level::ERROR
+                && (trace.errors.len() < ERRORS_KEPT || trace.errors.contains_key(&line.message))
+            {
+                *trace.errors.entry(line.message).or_default() += 1;
+            }
+        });
+    }
+}
+
+/// Panics of nodes are caught by their tasks; here they are remembered.
+pub(crate) fn catch_panics() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let _ = TRACE.try_with(|trace| {
+            let Ok(mut trace) = trace.try_borrow_mut() else { return };
+            trace.note(&format!("PANIC {panic}"));
+            let machine = trace.machine;
+            trace.panics.push(format!("{machine}: {panic}"));
+        });
+        print(panic);
+    }));
+}

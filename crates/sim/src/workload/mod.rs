@@ -1,0 +1,9 @@
+//! What the clients do: random operations on shared directories, judged as they are answered.
+
+mod files;
+mod names;
+mod walk;
+mod worker;
+
+pub(crate) use walk::{delete_all, verify};
+pub(crate) use worker::{Budget, Plan, run_client};
