@@ -29,7 +29,7 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
-    /// Also what is known to be broken: faults in [`OPEN_FAULTS`], checks in [`OPEN_CHECKS`], and
+    /// Also what is known to be broken: faults in `OPEN_FAULTS`, checks in `OPEN_CHECKS`, and
     /// several clients that write one file.
     pub is_strict: bool,
 }

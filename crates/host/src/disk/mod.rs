@@ -5,7 +5,7 @@
 //! of them. Paths are those of the node's settings.
 //!
 //! On the real side each call is one system call (pread, pwrite, fdatasync, …), so that a
-//! tracer can count and fail them one by one ([`system`]).
+//! tracer can count and fail them one by one (`system`).
 //!
 //! # What a caller must assume of the medium
 //!
