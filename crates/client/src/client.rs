@@ -13,7 +13,6 @@ use tokio::time::Instant;
 
 use crate::config::{ClientConfig, ConnectError};
 use crate::error::FsError;
-use crate::file::sync::Durable;
 use crate::handle::{
     Creation, DirectoryPage, FileLocation, HandleId, OpenFile, OpenFlags, Statfs, Timeouts,
 };
@@ -340,11 +339,8 @@ impl Client {
     ///
     /// Whatever kept that from happening, now or in the background since this handle was last told.
     pub async fn fsync(&self, handle: HandleId, datasync: bool) -> Result<(), FsError> {
-        let (operation, what) = match datasync {
-            true => ("fdatasync", Durable::Data),
-            false => ("fsync", Durable::Everything),
-        };
-        self.counted(operation, self.inner.fsync(handle, what)).await
+        let operation = if datasync { "fdatasync" } else { "fsync" };
+        self.counted(operation, self.inner.fsync(handle)).await
     }
 
     /// [`fsync`](Client::fsync) by inode, for a file that may not be open here.

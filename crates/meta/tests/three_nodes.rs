@@ -365,11 +365,11 @@ fn bytes_are_forgotten_when_every_replica_has_freed_them() {
     let publish = MetaWrite::Publish(Publish {
         inode: file.inode,
         truncation: 0,
-        base: 0,
+        base: None,
         segments: vec![Segment::plain(0, 4096, column)],
         size: 4096,
         inline: None,
-        overwritten: false,
+        overwritten: Vec::new(),
         modified: Timestamp(2),
         clear_set_id: false,
     });

@@ -64,7 +64,8 @@ pub enum MetaError {
         /// The inode's truncation generation.
         current: u64,
     },
-    /// Somebody else changed the content that this replaces as a whole: load it, and publish again.
+    /// Somebody else changed content that this replaces as a whole, or was put over in place: load it,
+    /// lay the own bytes over it, and publish again.
     #[error("changed meanwhile: content version is {current}")]
     StaleContent {
         /// The inode's content version.

@@ -281,17 +281,19 @@ pub struct Publish {
     pub inode: InodeId,
     /// Truncation generation that the client last saw.
     pub truncation: u64,
-    /// Content version that the client last saw. Content in the inode is only ever replaced whole,
-    /// so it must be of this version: else bytes of somebody else would be lost.
-    pub base: u64,
+    /// Content version that the client last saw, if this publish holds bytes that were there and
+    /// that it did not write: content in the inode is only ever replaced whole, and leaves it whole.
+    /// The content must be of this version then, or bytes of somebody else would be lost.
+    pub base: Option<u64>,
     /// New keys, in order of writing: where they overlap older ones, they win.
     pub segments: Vec<Segment>,
     /// The size becomes at least this.
     pub size: u64,
     /// Whole content, when it is small enough to live in the inode: replaces all segments.
     pub inline: Option<Vec<u8>>,
-    /// Bytes were overwritten in place: the content changed though no key did.
-    pub overwritten: bool,
+    /// Where bytes were overwritten in place: the content changed though no key did. The file must
+    /// still have its bytes there, or what was overwritten is nobody's any more.
+    pub overwritten: Vec<Segment>,
     /// Time of the last write.
     pub modified: Timestamp,
     /// The process that wrote was not privileged: set-id bits go.

@@ -4,11 +4,13 @@
 //!
 //! 1. `dirty`: written, not sent;
 //! 2. `sending`: on its way to the data nodes, or in a publish as inline content;
-//! 3. `segments`: on the data nodes, published or (`unpublished`) not yet;
-//! 4. `inline`: in the inode;
+//! 3. `kept`: overwritten in place on the data nodes, until the inode's partition has confirmed that
+//!    the file still has its bytes there;
+//! 4. `segments`: on the data nodes, published or (`unpublished`) not yet;
+//! 5. `inline`: in the inode;
 //!
-//! and is zero if it is nowhere. Bytes leave 1 and 2 only when all members have them, so a failure
-//! at any moment loses nothing: [`Content::push_failed`] puts them back.
+//! and is zero if it is nowhere. Bytes leave 1 to 3 only when they are part of the file or all members
+//! have them, so a failure at any moment loses nothing: [`Content::push_failed`] puts them back.
 
 use std::collections::BTreeMap;
 
@@ -46,6 +48,9 @@ pub(crate) struct Content {
     carried: RangeMap,
     dirty: RangeMap,
     sending: RangeMap,
+    kept: RangeMap,
+    /// Where the kept bytes were put.
+    overwritten: SegmentMap,
     untold: Untold,
     /// Extents not known to be on all disks, and how many bytes of them matter.
     unflushed: BTreeMap<(PartitionId, ExtentId), u64>,
@@ -58,7 +63,6 @@ pub(crate) struct Content {
 struct Untold {
     end: u64,
     modified: Option<Timestamp>,
-    overwritten: bool,
     clear_set_id: bool,
 }
 
@@ -109,6 +113,8 @@ impl Content {
             carried: RangeMap::default(),
             dirty: RangeMap::default(),
             sending: RangeMap::default(),
+            kept: RangeMap::default(),
+            overwritten: SegmentMap::default(),
             untold: Untold::default(),
             unflushed: BTreeMap::new(),
             flushed: BTreeMap::new(),
@@ -172,6 +178,10 @@ impl Content {
 
     /// Bytes that are only here.
     pub(crate) fn buffered_bytes(&self) -> u64 {
+        self.unsent_bytes() + self.kept.bytes()
+    }
+
+    fn unsent_bytes(&self) -> u64 {
         self.dirty.bytes() + self.sending.bytes()
     }
 
@@ -185,13 +195,13 @@ impl Content {
         self.has_untold() || !self.dirty.is_empty() || !self.sending.is_empty()
     }
 
-    /// Whether bytes on the data nodes are not part of the file yet.
+    /// Whether bytes on the data nodes are not part of the file yet, or not known to be.
     pub(crate) fn has_unpublished(&self) -> bool {
-        !self.unpublished.is_empty()
+        !self.unpublished.is_empty() || !self.overwritten.is_empty()
     }
 
     fn has_untold(&self) -> bool {
-        self.untold.modified.is_some() || !self.unpublished.is_empty()
+        self.untold.modified.is_some() || self.has_unpublished()
     }
 
     /// Shows in attributes from a server what it cannot know yet.
@@ -236,12 +246,16 @@ impl Content {
 
     fn buffered(&self, start: u64, end: u64) -> Vec<(u64, Bytes)> {
         let mut found = self.dirty.read(start, end);
-        if !self.sending.is_empty() {
-            for (low, high) in self.dirty.gaps(start, end) {
-                found.extend(self.sending.read(low, high));
-            }
-            found.sort_by_key(|(at, _)| *at);
+        if self.sending.is_empty() && self.kept.is_empty() {
+            return found;
         }
+        for (low, high) in self.dirty.gaps(start, end) {
+            found.extend(self.sending.read(low, high));
+            for (low, high) in self.sending.gaps(low, high) {
+                found.extend(self.kept.read(low, high));
+            }
+        }
+        found.sort_by_key(|(at, _)| *at);
         found
     }
 
@@ -351,13 +365,40 @@ impl Content {
         }
         self.segments.overlay(segment.clone());
         self.unpublished.overlay(segment);
-        self.sending.remove(done.file_offset, done.file_offset + done.length)
+        let end = done.file_offset + done.length;
+        self.sending.remove(done.file_offset, end) + self.confirmed(done.file_offset, end)
     }
 
-    /// Overwritten bytes are in the synced logs of a majority. Gives how many left the buffer.
+    /// Overwritten bytes are in the synced logs of a majority. They are kept: the bytes below them
+    /// may have been cut off or replaced by another client, and be nobody's. Gives how many older
+    /// ones left the buffer.
     pub(crate) fn overwrote(&mut self, done: &Replacement) -> u64 {
-        self.untold.overwritten = true;
-        self.sending.remove(done.file_offset, done.file_offset + done.data.len() as u64)
+        let end = done.file_offset + done.data.len() as u64;
+        let mut released = 0;
+        for (at, bytes) in self.sending.take(done.file_offset, end) {
+            for part in self.unpublished.parts(at, at + bytes.len() as u64) {
+                if part.column.is_some() {
+                    // Put over bytes of our own that nobody else can reach yet.
+                    released += part.length;
+                    continue;
+                }
+                let column = Column {
+                    offset: done.column.offset + (part.offset - done.file_offset),
+                    ..done.column
+                };
+                self.overwritten.overlay(Segment::plain(part.offset, part.length, column));
+                let low = (part.offset - at) as usize;
+                let piece = bytes.slice(low..low + part.length as usize);
+                released += self.kept.insert(part.offset, piece);
+            }
+        }
+        released
+    }
+
+    /// Bytes that were overwritten in place need not be kept any longer. Gives how many they were.
+    fn confirmed(&mut self, start: u64, end: u64) -> u64 {
+        self.overwritten.cut(start, end);
+        self.kept.remove(start, end)
     }
 
     /// A push or publish failed: what was not sent goes back below newer writes. Gives how many
@@ -374,7 +415,7 @@ impl Content {
     /// that did not fit is as long as what did, and deleting it gives the space back. Gives how many
     /// bytes left the buffer.
     pub(crate) fn discard_unsent(&mut self) -> u64 {
-        let released = self.buffered_bytes();
+        let released = self.unsent_bytes();
         (self.dirty, self.sending) = (RangeMap::default(), RangeMap::default());
         let sent = self.unpublished.iter().map(Segment::end).max().unwrap_or(0);
         self.untold.end = self.untold.end.min(sent);
@@ -386,7 +427,8 @@ impl Content {
     pub(crate) fn discard(&mut self) -> u64 {
         let released = self.buffered_bytes();
         (self.dirty, self.sending) = (RangeMap::default(), RangeMap::default());
-        self.unpublished = SegmentMap::default();
+        self.kept = RangeMap::default();
+        (self.unpublished, self.overwritten) = Default::default();
         self.carried = RangeMap::default();
         self.untold = Untold::default();
         self.stale = true;
@@ -401,22 +443,13 @@ impl Content {
         self.has_untold() && (self.stale || leaves_inode && !self.inline_below().is_empty())
     }
 
-    /// Whether the servers must be told something before all bytes on the data nodes can be read
-    /// back. If not, only times and the content version are owed.
-    pub(crate) fn owes_bytes(&self) -> bool {
-        !self.unpublished.is_empty()
-            || !self.dirty.is_empty()
-            || self.untold.end > self.attributes.size
-            || self.untold.clear_set_id
-    }
-
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
     /// push of all has succeeded.
     pub(crate) fn begin_publish(&mut self, inline_bytes_max: u64) -> Option<Publish> {
         debug_assert!(self.sending.is_empty(), "one push at a time");
         let modified = match self.untold.modified {
             Some(modified) => modified,
-            None if self.unpublished.is_empty() => return None,
+            None if !self.has_unpublished() => return None,
             None => self.attributes.modified,
         };
         let inline = if self.fits_inline(inline_bytes_max) { Some(self.whole()) } else { None };
@@ -426,14 +459,16 @@ impl Content {
             }
         }
         let untold = std::mem::take(&mut self.untold);
+        let leaves_inode = self.inline.is_some() && !self.unpublished.is_empty();
+        let is_based = inline.is_some() || leaves_inode;
         Some(Publish {
             inode: self.attributes.inode,
             truncation: self.attributes.truncation,
-            base: self.attributes.content_version,
+            base: is_based.then_some(self.attributes.content_version),
             segments: self.next_segments(),
             size: untold.end,
             inline,
-            overwritten: untold.overwritten,
+            overwritten: self.overwritten.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect(),
             modified,
             clear_set_id: untold.clear_set_id,
         })
@@ -480,7 +515,11 @@ impl Content {
         }
         let expected = self.attributes.content_version + 1;
         self.learn(attributes, expected);
-        self.sending.remove(0, u64::MAX)
+        let mut released = self.sending.remove(0, u64::MAX);
+        for place in &publish.overwritten {
+            released += self.confirmed(place.offset, place.end());
+        }
+        released
     }
 
     /// The publish was not applied: all that it told is to be told again. Gives how many bytes left
@@ -488,17 +527,22 @@ impl Content {
     pub(crate) fn publish_failed(&mut self, publish: &Publish) -> u64 {
         let untold = &mut self.untold;
         untold.end = untold.end.max(publish.size);
-        untold.overwritten |= publish.overwritten;
         untold.clear_set_id |= publish.clear_set_id;
         untold.modified = Some(untold.modified.unwrap_or(publish.modified));
         self.push_failed()
     }
 
-    /// The publish would have replaced content that was not seen here: it is to be loaded, and all
-    /// that the publish told is to be told again. Gives how many bytes left the buffer.
+    /// Somebody else changed content that the publish builds on: it is to be loaded, what was
+    /// overwritten in place is to be laid over it anew, and all that the publish told is to be told
+    /// again. Gives how many bytes left the buffer.
     pub(crate) fn publish_was_behind(&mut self, publish: &Publish) -> u64 {
         self.stale = true;
-        self.publish_failed(publish)
+        let mut released = self.publish_failed(publish);
+        self.overwritten = SegmentMap::default();
+        for (at, bytes) in self.kept.take(0, u64::MAX) {
+            released += self.dirty.insert_below(at, &bytes);
+        }
+        released
     }
 
     /// The servers cut or extended the file to `size`. Gives how many bytes left the buffer.
@@ -513,7 +557,9 @@ impl Content {
         } else if let Some(inline) = &mut self.inline {
             inline.truncate(usize::try_from(size).unwrap_or(usize::MAX));
         }
-        let released = self.dirty.remove(size, u64::MAX) + self.sending.remove(size, u64::MAX);
+        let released = self.dirty.remove(size, u64::MAX)
+            + self.sending.remove(size, u64::MAX)
+            + self.confirmed(size, u64::MAX);
         self.untold.end = self.untold.end.min(size);
         self.size = size;
         self.learn(attributes, expected);

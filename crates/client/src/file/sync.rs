@@ -13,17 +13,6 @@ use crate::flights::detach;
 use crate::handle::HandleId;
 use crate::inner::Inner;
 
-/// What an fsync(2) must make durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Durable {
-    /// Content and attributes.
-    Everything,
-    /// fdatasync(2): content, and of the attributes what it takes to read it. After overwriting in
-    /// place that is nothing: times and content version follow at close, or when the file has been
-    /// dirty for as long as any may be.
-    Data,
-}
-
 impl Inner {
     /// close(2): everything sent and published, no disk flushed.
     pub(crate) async fn flush(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
@@ -42,13 +31,9 @@ impl Inner {
     }
 
     /// fsync(2) on a handle.
-    pub(crate) async fn fsync(
-        self: &Arc<Self>,
-        handle: HandleId,
-        what: Durable,
-    ) -> Result<(), FsError> {
+    pub(crate) async fn fsync(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.handle(handle)?;
-        let synced = self.fsync_file(&handle.file, what).await;
+        let synced = self.fsync_file(&handle.file).await;
         // What this call reports is not to be reported again.
         let earlier = handle.untold_failure();
         synced.and(earlier.map_or(Ok(()), Err))
@@ -57,7 +42,7 @@ impl Inner {
     /// fsync(2) by inode. Without a state here the layout tells what may not be on disk.
     pub(crate) async fn fsync_inode(self: &Arc<Self>, inode: InodeId) -> Result<(), FsError> {
         if let Some(file) = self.files.get(inode) {
-            return self.fsync_file(&file, Durable::Everything).await;
+            return self.fsync_file(&file).await;
         }
         let (attributes, content) = self.fetch_layout(inode).await?;
         let mut content = super::content::Content::new(attributes, content)?;
@@ -69,15 +54,11 @@ impl Inner {
         Ok(())
     }
 
-    async fn fsync_file(
-        self: &Arc<Self>,
-        file: &Arc<FileState>,
-        what: Durable,
-    ) -> Result<(), FsError> {
+    async fn fsync_file(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         detach(&self.core.runtime, async move {
             let mut io = Arc::clone(&file.io).lock_owned().await;
-            inner.push_durably(&file, &mut io, what, false).await
+            inner.push_durably(&file, &mut io, false).await
         })
         .await
     }
@@ -85,7 +66,7 @@ impl Inner {
     /// A write that must be on disk when it returns.
     pub(crate) async fn sync_write(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let mut io = Arc::clone(&file.io).lock_owned().await;
-        self.push_durably(file, &mut io, Durable::Everything, self.flushes_disks()).await
+        self.push_durably(file, &mut io, self.flushes_disks()).await
     }
 
     /// Sends everything, has all members flush it, and publishes.
@@ -93,12 +74,11 @@ impl Inner {
         self: &Arc<Self>,
         file: &Arc<FileState>,
         io: &mut Io,
-        what: Durable,
         sync: bool,
     ) -> Result<(), FsError> {
         for _ in 0..REDOS_MAX {
             self.push(file, io, Scope::All, sync).await?;
-            if self.make_durable(file, what).await? == Published::All {
+            if self.make_durable(file).await? == Published::All {
                 return Ok(());
             }
         }
@@ -109,19 +89,10 @@ impl Inner {
     /// with the file's `io` locked, after a push of all. With `durability = memory` the members answer
     /// without a flush: they know the volume's options at any time, this client perhaps only older
     /// ones.
-    async fn make_durable(
-        self: &Arc<Self>,
-        file: &Arc<FileState>,
-        what: Durable,
-    ) -> Result<Published, FsError> {
-        let publish = async {
-            match what {
-                Durable::Data if !file.shared().content.owes_bytes() => Ok(Published::All),
-                _ => self.publish(file).await,
-            }
-        };
+    async fn make_durable(self: &Arc<Self>, file: &Arc<FileState>) -> Result<Published, FsError> {
         let unflushed = file.shared().content.unflushed();
-        let (flushed, published) = tokio::join!(self.data.flush(unflushed.clone()), publish);
+        let flush = self.data.flush(unflushed.clone());
+        let (flushed, published) = tokio::join!(flush, self.publish(file));
         match &flushed {
             Err(error) => file.shared().failed(error),
             Ok(Reached::Disks) => {

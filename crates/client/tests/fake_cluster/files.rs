@@ -72,31 +72,6 @@ async fn what_was_flushed_is_marked_in_one_request_for_many_files() {
     assert_eq!(state.meta.count("mark_flushed"), 1);
 }
 
-/// POSIX: fdatasync need not save the time of a write.
-#[tokio::test(start_paused = true)]
-async fn fdatasync_of_bytes_overwritten_in_place_leaves_the_times_for_later() {
-    let cluster = Cluster::new();
-    let client = cluster.client().await;
-    write(&client, "/db", &pattern(1, 100_000)).await;
-    let inode = client.resolve(b"/db", true).await.unwrap().inode;
-    let opened = client.open(inode, OpenFlags::read_write()).await.unwrap();
-    client.fsync(opened.handle, false).await.unwrap();
-    let published = cluster.lock().meta.count("publish");
-    client.write(opened.handle, 5000, pattern(2, 4096), false).await.unwrap();
-    client.fsync(opened.handle, true).await.unwrap();
-    assert_eq!(cluster.lock().data.count("overwrite"), 1);
-    assert_eq!(cluster.lock().meta.count("publish"), published);
-    client.write(opened.handle, 100_000, pattern(3, 10), false).await.unwrap();
-    client.fsync(opened.handle, true).await.unwrap();
-    assert_eq!(cluster.lock().meta.inodes[&inode].attributes.size, 100_010, "the size is needed");
-    let version = cluster.lock().meta.inodes[&inode].attributes.content_version;
-    client.write(opened.handle, 5000, pattern(4, 4096), false).await.unwrap();
-    client.fsync(opened.handle, true).await.unwrap();
-    client.flush(opened.handle).await.unwrap();
-    let told = cluster.lock().meta.inodes[&inode].attributes.content_version;
-    assert!(told > version, "others learn of it at close");
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_synchronous_write_is_on_disk_when_it_returns() {
     let cluster = Cluster::new();

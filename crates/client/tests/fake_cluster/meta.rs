@@ -338,7 +338,8 @@ impl Inode {
         }
         let leaves_inode = self.inline.is_some() && !publish.segments.is_empty();
         let replaces_all = publish.inline.is_some() || leaves_inode;
-        if replaces_all && publish.base != attributes.content_version {
+        let is_based = publish.base == Some(attributes.content_version);
+        if !is_based && (replaces_all || publish.base.is_some()) {
             return Err(MetaError::StaleContent { current: attributes.content_version });
         }
         if let Some(inline) = &publish.inline {

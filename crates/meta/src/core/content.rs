@@ -204,6 +204,14 @@ impl Partition {
         }
     }
 
+    /// Whether the file has all its bytes of this range where `place` says.
+    pub(crate) fn has_at(&self, id: InodeId, place: &Segment) -> bool {
+        let overlapped = self.overlapping(id, place.offset, place.end());
+        let parts = overlapped.filter_map(|segment| segment.clip(place.offset, place.end()));
+        let there: u64 = parts.filter(|p| is_same_place(p, place)).map(|part| part.length).sum();
+        there == place.length
+    }
+
     /// Whether the content of `inode` refers to a byte of `range`.
     pub(crate) fn refers_to(&self, inode: InodeId, range: &FreedRange) -> bool {
         let end = range.offset.saturating_add(range.length);

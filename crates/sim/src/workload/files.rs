@@ -163,7 +163,7 @@ impl Worker {
     async fn confirm(&mut self, is_sync: bool) {
         let Some(place) = self.pick_file() else { return };
         let Some(file) = self.files.get(place) else { return };
-        let (handle, inode) = (file.handle, file.inode);
+        let (handle, inode, writes) = (file.handle, file.inode, file.writes);
         let (began, moment) = (Instant::now(), self.plan.history.borrow_mut().moment());
         let result = match is_sync {
             true => self.client.fsync(handle, false).await,
@@ -171,7 +171,9 @@ impl Worker {
         };
         let operation = if is_sync { "fsync" } else { "flush" };
         self.ended(operation, &inode.to_string(), began, &result);
-        self.confirmed(inode, moment, is_sync, result.is_ok());
+        if is_sync || writes {
+            self.confirmed(inode, moment, is_sync, result.is_ok());
+        }
     }
 
     /// Tells the model what a flush or fsync that began then has said.
@@ -208,7 +210,8 @@ impl Worker {
         }
     }
 
-    /// close(2): flush, then release.
+    /// close(2): flush, then release. What others wrote through other descriptors is published only by
+    /// closing one that was open for writing.
     pub(super) async fn close(&mut self, place: usize) {
         if place >= self.files.len() {
             return;
@@ -217,7 +220,9 @@ impl Worker {
         let (began, moment) = (Instant::now(), self.plan.history.borrow_mut().moment());
         let result = self.client.flush(file.handle).await;
         self.ended("close", &file.inode.to_string(), began, &result);
-        self.confirmed(file.inode, moment, false, result.is_ok());
+        if file.writes {
+            self.confirmed(file.inode, moment, false, result.is_ok());
+        }
         let _ = self.client.release(file.handle).await;
     }
 }

@@ -3,7 +3,8 @@
 //! Size takes the maximum; of overlapping segments the last published wins; the loser's bytes go to
 //! the free list. Publishing the same bytes again, to mark them flushed or because an answer was
 //! lost, frees nothing and changes no content version. Content in the inode is replaced whole, by a
-//! client that has seen all of it: [`MetaError::StaleContent`] sends one back that has not.
+//! client that has seen all of it, and what was overwritten in place must still be part of the file:
+//! [`MetaError::StaleContent`] sends back a client that did not see another one's change.
 
 use milpa_types::{Columns, FileKind, InodeId, MetaError, Segment, SessionId, Timestamp};
 use milpa_wire::meta::{FlushedFile, MARKS_MAX, MetaAnswer, MetaReply, Publish};
@@ -32,8 +33,11 @@ impl Partition {
         }
         check_base(&inode, publish)?;
         self.check_publish(&inode, publish)?;
+        if !publish.overwritten.iter().all(|place| self.has_at(id, place)) {
+            return Err(MetaError::StaleContent { current: inode.content_version });
+        }
         let old_size = inode.size;
-        let mut is_changed = publish.overwritten;
+        let mut is_changed = !publish.overwritten.is_empty();
         if let Some(content) = &publish.inline {
             is_changed |= self.publish_inline(id, &mut inode, content);
         }
@@ -81,10 +85,10 @@ impl Partition {
         if publish.size > SIZE_MAX {
             return Err(MetaError::TooLarge);
         }
-        if publish.segments.len() > SEGMENTS_MAX {
+        if publish.segments.len().max(publish.overwritten.len()) > SEGMENTS_MAX {
             return Err(MetaError::Invalid);
         }
-        publish.segments.iter().try_for_each(check_segment)?;
+        publish.segments.iter().chain(&publish.overwritten).try_for_each(check_segment)?;
         if let Some(content) = &publish.inline {
             let fits = content.len() <= self.setup.options.inline_bytes_max as usize;
             return if fits && publish.segments.is_empty() {
@@ -108,11 +112,13 @@ impl Partition {
 /// Whoever replaces the content as a whole must have seen all of it.
 fn check_base(inode: &Inode, publish: &Publish) -> Result<(), MetaError> {
     let leaves_inode = matches!(inode.body, Body::Inline(_)) && !publish.segments.is_empty();
+    let current = inode.content_version;
     let replaces_all = publish.inline.is_some() || leaves_inode;
-    if replaces_all && publish.base != inode.content_version {
-        return Err(MetaError::StaleContent { current: inode.content_version });
+    match publish.base {
+        Some(base) if base == current => Ok(()),
+        None if !replaces_all => Ok(()),
+        _ => Err(MetaError::StaleContent { current }),
     }
-    Ok(())
 }
 
 /// A change of content shows in version and times; a flush mark alone does not: it may arrive

@@ -30,11 +30,11 @@ impl OneFile {
 
     fn publish(&mut self, segments: Vec<Segment>) -> MetaReply {
         let base = self.solo.stat(self.file).unwrap().content_version;
-        self.publish_over(base, segments)
+        self.publish_over(Some(base), segments)
     }
 
-    /// A publish of somebody who last saw the version `base`.
-    fn publish_over(&mut self, base: u64, segments: Vec<Segment>) -> MetaReply {
+    /// A publish that builds on the version `base`, if on any.
+    fn publish_over(&mut self, base: Option<u64>, segments: Vec<Segment>) -> MetaReply {
         let truncation = self.solo.stat(self.file).unwrap().truncation;
         let MetaWrite::Publish(publish) = publish(self.file, truncation, segments) else {
             unreachable!()
@@ -186,11 +186,11 @@ fn inline(f: &OneFile, content: &[u8]) -> MetaWrite {
     MetaWrite::Publish(Publish {
         inode: f.file,
         truncation: f.solo.stat(f.file).unwrap().truncation,
-        base: f.solo.stat(f.file).unwrap().content_version,
+        base: Some(f.solo.stat(f.file).unwrap().content_version),
         segments: Vec::new(),
         size: content.len() as u64,
         inline: Some(content.to_vec()),
-        overwritten: false,
+        overwritten: Vec::new(),
         modified: Timestamp(60),
         clear_set_id: false,
     })
@@ -224,13 +224,49 @@ fn content_in_the_inode_is_replaced_only_by_who_has_seen_it() {
     f.solo.write(inline(&f, b"first.......")).unwrap();
     let refused = Err(MetaError::StaleContent { current: 1 });
     assert_eq!(f.solo.write(late), refused);
-    assert_eq!(f.publish_over(0, vec![late_and_large.clone()]), refused);
+    assert_eq!(f.publish_over(Some(0), vec![late_and_large.clone()]), refused);
+    assert_eq!(f.publish_over(None, vec![late_and_large.clone()]), refused);
     let elsewhere = segment(4096, 10, LARGE, 0);
-    assert_eq!(f.publish_over(0, vec![elsewhere]), refused, "not seen that it is in the inode");
+    assert_eq!(
+        f.publish_over(Some(0), vec![elsewhere]),
+        refused,
+        "not seen that it is in the inode"
+    );
     assert_eq!(f.content(), Content::Inline(b"first.......".to_vec()));
-    f.publish_over(1, vec![late_and_large]).unwrap();
-    f.publish_over(0, vec![segment(4096, 10, LARGE, 4096)]).unwrap();
+    f.publish_over(Some(1), vec![late_and_large]).unwrap();
+    f.publish_over(None, vec![segment(4096, 10, LARGE, 4096)]).unwrap();
     assert_eq!(f.segments(), [segment(0, 4106, LARGE, 0)], "keys need not have seen each other");
+    // Found by the simulation: the content had left the inode by another client's publish, and one
+    // that carried its old bytes along was taken.
+    let late = f.publish_over(Some(1), vec![segment(0, 12, LARGE, 9000)]);
+    assert_eq!(late, Err(MetaError::StaleContent { current: 3 }), "bytes that it carried along");
+}
+
+/// A regression, found by the simulation: bytes were overwritten in place after another client had
+/// replaced or cut off what they lay on, and the publish that told of it was taken.
+#[test]
+fn what_was_overwritten_in_place_must_still_be_part_of_the_file() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0), segment(100, 50, small(), 9)]).unwrap();
+    let overwrite = |f: &mut OneFile, places: Vec<Segment>| {
+        let truncation = f.solo.stat(f.file).unwrap().truncation;
+        let MetaWrite::Publish(publish) = publish(f.file, truncation, Vec::new()) else { panic!() };
+        f.solo.write(MetaWrite::Publish(Publish { overwritten: places, ..publish }))
+    };
+    overwrite(&mut f, vec![segment(20, 80, LARGE, 20), segment(100, 1, small(), 9)]).unwrap();
+    let version = f.solo.stat(f.file).unwrap().content_version;
+    assert_eq!(version, 2, "others must load it anew");
+    let refused = Err(MetaError::StaleContent { current: 2 });
+    assert_eq!(overwrite(&mut f, vec![segment(20, 10, LARGE, 21)]), refused, "another place");
+    assert_eq!(overwrite(&mut f, vec![segment(90, 20, LARGE, 90)]), refused, "only a part of it");
+    assert_eq!(overwrite(&mut f, vec![segment(150, 1, small(), 59)]), refused, "a hole");
+    f.publish(vec![segment(50, 10, LARGE, 200)]).unwrap();
+    let refused = Err(MetaError::StaleContent { current: 3 });
+    assert_eq!(overwrite(&mut f, vec![segment(40, 20, LARGE, 40)]), refused, "replaced");
+    overwrite(&mut f, vec![segment(40, 10, LARGE, 40)]).unwrap();
+    f.set_size(30);
+    let refused = Err(MetaError::StaleContent { current: 5 });
+    assert_eq!(overwrite(&mut f, vec![segment(20, 20, LARGE, 20)]), refused, "cut off");
 }
 
 #[test]

@@ -78,11 +78,11 @@ fn publish(inode: InodeId, truncation: u64, segments: Vec<Segment>) -> MetaWrite
     MetaWrite::Publish(Publish {
         inode,
         truncation,
-        base: 0,
+        base: None,
         size: segments.iter().map(Segment::end).max().unwrap_or(0),
         segments,
         inline: None,
-        overwritten: false,
+        overwritten: Vec::new(),
         modified: Timestamp(50),
         clear_set_id: false,
     })
