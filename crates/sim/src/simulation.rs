@@ -502,6 +502,7 @@ impl Simulation {
             wires.faults.loss = 0;
             wires.faults.corruption = 0;
             wires.faults.resets = 0;
+            wires.faults.delays = 0;
         }
         for placed in &mut self.machines {
             placed.machine.paused_until_ms = placed.machine.paused_until_ms.min(self.now_ms + 1);
