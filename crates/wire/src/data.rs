@@ -139,6 +139,14 @@ pub enum DataRequest {
         /// Whether its owner chose `durability = memory`.
         relaxed: bool,
     },
+    /// Member to primary: its process was started again, after a power cut perhaps. It may lack bytes
+    /// that it had acknowledged: compare it with the others. Answered when that is going to happen.
+    Returned {
+        /// Which partition.
+        partition: PartitionId,
+        /// The sender's epoch.
+        epoch: Epoch,
+    },
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.
@@ -153,6 +161,13 @@ pub struct Configuration {
     /// New replicas that are being filled. They receive the group's log without a vote and no
     /// appends, are read by nobody, and become members when they hold what the members hold.
     pub learners: Vec<NodeId>,
+}
+
+impl Configuration {
+    /// Who shall hold every byte: the members, and the replicas that are to become members.
+    pub fn holders(&self) -> impl Iterator<Item = NodeId> {
+        self.members.iter().chain(&self.learners).copied()
+    }
 }
 
 /// Adds bytes to an extent.

@@ -220,6 +220,26 @@ fn a_new_epoch_fences_what_is_under_way() {
 }
 
 #[test]
+fn what_is_open_ends_when_a_member_returns() {
+    let mut script = Script::new(&[1, 2, 3]);
+    let start = script.append(1, head(AppendTarget::New { token: 1 }, 10)).start();
+    script.done(&start);
+    let extent = start.extent;
+    script.append(2, more(extent, 10, 5));
+    script.append(3, head(AppendTarget::Small { token: 2 }, 7));
+    script.append(4, head(AppendTarget::Small { token: 3 }, 7));
+    script.effects.clear();
+    script.primary.member_returned(&mut script.effects);
+    let broken = Effect::Broken { extent, committed: 10 };
+    assert!(script.effects.contains(&broken), "{:?}", script.effects);
+    // The piece that waited for its batch goes to another shared extent.
+    let starts = script.effects.iter().filter(|effect| matches!(effect, Effect::Start(_)));
+    assert_eq!(starts.count(), 1, "{:?}", script.effects);
+    let sealed = |length| Err(DataError::Sealed { length });
+    assert_eq!(script.answers(), vec![(2, sealed(10)), (3, sealed(0))]);
+}
+
+#[test]
 fn refusals_table() {
     let new = head(AppendTarget::New { token: 1 }, 10);
     let check = |members: &[u32], head: AppendHead, expected: DataError| {

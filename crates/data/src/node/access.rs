@@ -13,7 +13,8 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         | R::ExtentInfo { .. }
         | R::Seal { .. }
         | R::Fetch { .. }
-        | R::Freed { .. } => &[Role::Data],
+        | R::Freed { .. }
+        | R::Returned { .. } => &[Role::Data],
         R::Free { .. } => &[Role::Meta, Role::Data],
         R::CreatePartition(_)
         | R::DeletePartition { .. }
@@ -40,6 +41,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::Seal { partition, .. }
         | R::Fetch { partition, .. }
         | R::Freed { partition, .. }
+        | R::Returned { partition, .. }
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }
         | R::Digest { partition, .. } => Some(*partition),

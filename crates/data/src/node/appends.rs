@@ -316,8 +316,9 @@ impl Disk {
 
     fn extent_broke(&mut self, id: PartitionId, extent: ExtentId, committed: u64) {
         Metrics::get().broken_extents.inc();
+        let node = self.shared.node;
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        partition.alignment.broken.insert(extent);
+        partition.align_later(node, extent);
         let store = Arc::clone(&partition.store);
         self.workers.ordered(
             (id, extent),
@@ -476,8 +477,9 @@ impl Disk {
                 return;
             }
             let note = move |disk: &mut Disk| {
+                let node = disk.shared.node;
                 if let Some(partition) = disk.partitions.get_mut(&partition) {
-                    partition.alignment.broken.insert(extent);
+                    partition.align_later(node, extent);
                 }
             };
             shared.ask_disk(disk, note).await;

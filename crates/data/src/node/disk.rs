@@ -185,6 +185,7 @@ impl Disk {
         self.tick_appends(now);
         self.tick_overwrites(now);
         self.tick_alignment(now);
+        self.tick_returned(now);
         self.tick_usage(now);
         self.tick_leaving();
         self.ticked_ms = now;

@@ -23,6 +23,7 @@ mod partition;
 mod partitions;
 mod reads;
 mod requests;
+mod returned;
 mod service;
 mod shared;
 mod snapshot;

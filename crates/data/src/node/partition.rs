@@ -82,7 +82,8 @@ pub(crate) struct Alignment {
     pub is_running: bool,
     /// All extents of all members are to be compared: a new epoch, or this process started.
     pub wants_all: bool,
-    /// The members have not been compared in this epoch or since the process started.
+    /// At the primary: the members have not been compared in this epoch, or since this process or
+    /// that of a member started. At another one: the primary does not know yet that it started.
     pub is_unknown: bool,
     /// When all extents of all members were last compared.
     pub compared_ms: u64,
@@ -169,6 +170,14 @@ pub(crate) struct Partition {
 }
 
 impl Partition {
+    /// Has the next alignment look at an extent, if this node orders it. One that broke as this node
+    /// ceased to be the primary is found by the comparison with which the new epoch begins.
+    pub fn align_later(&mut self, node: NodeId, extent: ExtentId) {
+        if self.configuration.primary == node {
+            self.alignment.broken.insert(extent);
+        }
+    }
+
     /// Whether this node takes part in the configuration in force.
     pub fn is_member(&self, node: NodeId) -> bool {
         self.configuration.members.contains(&node)

@@ -79,6 +79,7 @@ impl Partition {
         let mut primary = Primary::new(node, configuration.clone(), limits(config));
         primary.ids_reserved(ids_next, state.ids_until);
         let wants_all = configuration.primary == node;
+        let is_unknown = configuration.holders().any(|holder| holder == node);
         Partition {
             id: state.partition,
             store: Arc::new(store),
@@ -97,7 +98,7 @@ impl Partition {
             marked_everywhere: BTreeSet::new(),
             checkpoint: Checkpoint::default(),
             is_installing: false,
-            alignment: Alignment { wants_all, is_unknown: wants_all, ..Alignment::default() },
+            alignment: Alignment { wants_all, is_unknown, ..Alignment::default() },
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
             fetches: Rc::default(),

@@ -66,6 +66,9 @@ impl Disk {
             DataRequest::Freed { partition, epoch, extents } => {
                 self.freed((partition, epoch), extents, reply);
             }
+            DataRequest::Returned { partition, epoch } => {
+                self.returned(peer.node, (partition, epoch), reply);
+            }
             // These concern all disks: the service answers them.
             DataRequest::Free { .. } | DataRequest::Report | DataRequest::SetRelaxed { .. } => {
                 answer(reply, Err(DataError::Invalid));

@@ -497,6 +497,14 @@ impl Cluster {
         assert_eq!(damaged, 1, "the test has one extent");
     }
 
+    /// Takes an extent from a node that does not run, as a power cut takes one that was never flushed.
+    pub fn lose_extent(&self, node: u32, extent: ExtentId) {
+        let disk = disk_of(node);
+        let place =
+            format!("node{node}/disk{disk}/partitions/{PARTITION}/{:016x}.extent", extent.0);
+        std::fs::remove_file(self.base.path().join(place)).unwrap();
+    }
+
     /// Waits until all these replicas are byte-equal up to their commit offsets.
     pub async fn equal_digests(&self, nodes: &[u32], extents: usize) -> Vec<ExtentDigest> {
         until("the replicas are equal", async || {

@@ -65,6 +65,16 @@ impl Primary {
         self.end_extent(extent, None, effects);
     }
 
+    /// A member was started again and may lack what it had acknowledged: everything open ends, so that
+    /// it is made whole; the writers go on elsewhere.
+    pub fn member_returned(&mut self, effects: &mut Vec<Effect>) {
+        let open: Vec<ExtentId> = self.extents.keys().copied().collect();
+        for extent in open {
+            self.end_extent(extent, None, effects);
+        }
+        self.start_batch(effects);
+    }
+
     /// Lets time pass: deadlines, idle extents, commit offsets that no operation carried.
     pub fn tick(&mut self, now_ms: u64, effects: &mut Vec<Effect>) {
         self.now_ms = now_ms;
