@@ -4,6 +4,7 @@
 //! takes everything that is there, then lets Raft have a turn, so that batches form by themselves.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ use super::workers::{Continuation, Workers};
 const TICK: Duration = Duration::from_millis(20);
 /// Events taken before Raft has a turn.
 const EVENTS_MAX: usize = 512;
+/// Before a partition's state is written again to a disk that was full.
+const SAVE_PAUSE_MS: u64 = 500;
 
 /// What arrives at a disk's task.
 pub(crate) enum DiskEvent {
@@ -188,6 +191,7 @@ impl Disk {
         self.tick_returned(now);
         self.tick_usage(now);
         self.tick_leaving();
+        self.tick_saves(now);
         self.ticked_ms = now;
     }
 
@@ -285,9 +289,11 @@ impl Disk {
                     partition.saving.is_running = false;
                 }
                 if let Err(error) = result {
-                    // What was promised on the strength of this state is not promised.
-                    disk.store_disk.fence("save partition state", &error);
-                    return;
+                    // What was to be promised on the strength of this state is not promised.
+                    return disk.save_failed(id, then, &error);
+                }
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.saving.failures = 0;
                 }
                 for then in then {
                     then(disk);
@@ -297,6 +303,36 @@ impl Disk {
                 }
             },
         );
+    }
+
+    /// A full disk is ordinary: the file is written anew, as a whole, when there is room. Anything
+    /// else fences.
+    fn save_failed(&mut self, id: PartitionId, mut then: Vec<Continuation>, error: &io::Error) {
+        if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+            return self.store_disk.fence("save partition state", error);
+        }
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if partition.saving.failures == 0 {
+            tracing::error!(partition = %id, %error,
+                "the disk is full: what this replica has to note waits until there is room");
+        }
+        partition.saving.failures += 1;
+        partition.saving.next_ms = now_ms() + SAVE_PAUSE_MS;
+        then.append(&mut partition.saving.then);
+        partition.saving.then = then;
+    }
+
+    /// Goes on with what found the disk full.
+    fn tick_saves(&mut self, now: u64) {
+        let waits = |partition: &Partition| {
+            let saving = &partition.saving;
+            !saving.is_running && !saving.then.is_empty() && saving.next_ms <= now
+        };
+        let due: Vec<PartitionId> =
+            self.partitions.values().filter(|p| waits(p)).map(|p| p.id).collect();
+        if !self.is_fenced() {
+            due.into_iter().for_each(|id| self.start_save(id));
+        }
     }
 
     /// Counts a refusal for lack of room in a queue.

@@ -115,6 +115,10 @@ pub(crate) struct Saving {
     pub is_running: bool,
     /// What happens after the next one.
     pub then: Vec<Continuation>,
+    /// So many found the disk full since the last that did not.
+    pub failures: u32,
+    /// After one of them, the next begins then at the latest.
+    pub next_ms: u64,
 }
 
 /// One replica.
