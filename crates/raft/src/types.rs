@@ -146,7 +146,8 @@ pub struct SnapshotWanted {
 }
 
 /// Follower: fetch this snapshot from `from`, make it durable and active, then call
-/// `snapshot_installed`; or call `snapshot_failed`.
+/// `snapshot_installed`; or call `snapshot_failed`. Until then the group delivers nothing and asks
+/// for no other snapshot, so an end must come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InstallSnapshot {
     /// The group.

@@ -33,12 +33,10 @@ impl Disk {
     /// Follower: copies what the leader overwrote.
     pub fn install_snapshot(&mut self, install: InstallSnapshot) {
         let id = install.group;
-        let Some(filling) = self.filling(id) else { return };
-        let Some(partition) = self.partitions.get_mut(&id) else { return };
-        if partition.is_installing {
-            return;
+        let Some(filling) = self.filling(id) else { return self.driver.multi.snapshot_failed(id) };
+        if let Some(partition) = self.partitions.get_mut(&id) {
+            partition.is_installing = true;
         }
-        partition.is_installing = true;
         tracing::info!(partition = %id, leader = %install.from,
             index = install.snapshot.position.index, "copying a snapshot");
         tokio::task::spawn_local(async move {

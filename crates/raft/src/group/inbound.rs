@@ -109,12 +109,8 @@ impl Group {
         if is_needed {
             // For the library this was a heartbeat: it keeps us loyal while we fetch.
             raw.set_msg_type(MessageType::MsgHeartbeat);
-            let index = snapshot.position.index;
-            let is_newer =
-                self.install.as_ref().is_none_or(|known| known.snapshot.position.index < index);
-            if is_newer {
-                self.install = Some(Install { from, snapshot, is_announced: false });
-            }
+            // One at a time: a newer one is offered again when this one has ended.
+            self.install.get_or_insert(Install { from, snapshot, is_announced: false });
         } else {
             raw.set_msg_type(MessageType::MsgSnapshot);
             raw.set_snapshot(raft_snapshot(&snapshot));

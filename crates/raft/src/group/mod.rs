@@ -118,6 +118,9 @@ pub(crate) struct Group {
     leader_heard_ms: Option<u64>,
     lease: Lease,
     install: Option<Install>,
+    /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
+    /// nobody can say which of them the state that takes the place of its own will contain.
+    held: Vec<Committed>,
     /// Leader: when a snapshot was last offered to a follower.
     offered_ms: BTreeMap<NodeId, u64>,
     /// Leader: when the owner was last asked for a snapshot.
@@ -195,6 +198,7 @@ impl Group {
             leader_heard_ms: None,
             lease: Lease::default(),
             install: None,
+            held: Vec::new(),
             offered_ms: BTreeMap::new(),
             asked_ms: BTreeMap::new(),
             failures: Vec::new(),

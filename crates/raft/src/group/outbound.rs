@@ -34,12 +34,21 @@ impl Group {
             || !self.released.is_empty()
             || !self.queued.is_empty()
             || !self.failures.is_empty()
+            || self.may_deliver_held()
+    }
+
+    fn may_deliver_held(&self) -> bool {
+        self.install.is_none() && !self.held.is_empty()
     }
 
     /// Everything there is to do. `batch` is the number the records will go under.
     pub(crate) fn collect(&mut self, batch: u64, setting: &Setting, now_ms: u64) -> Collected {
         let mut out = Collected::default();
         let mut ready_messages = Vec::new();
+        if self.may_deliver_held() {
+            let held = std::mem::take(&mut self.held).into_iter();
+            out.committed.extend(held.filter(|entry| entry.position.index > self.floor));
+        }
         // A configuration that takes effect may give rise to more at once.
         for _ in 0..4 {
             if !self.raw.has_ready() {
@@ -176,8 +185,13 @@ impl Group {
                 _ => self.change_members(position.index, &entry.context, entry.data.is_empty()),
             };
             self.delivered = position.index;
-            if position.index > self.floor {
-                out.committed.push(Committed { position, payload });
+            if position.index <= self.floor {
+                continue;
+            }
+            let entry = Committed { position, payload };
+            match self.install {
+                Some(_) => self.held.push(entry),
+                None => out.committed.push(entry),
             }
         }
     }

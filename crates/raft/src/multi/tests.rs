@@ -28,6 +28,8 @@ struct Node {
     queue: Vec<LogBatch>,
     flush_done_ms: Option<u64>,
     machines: BTreeMap<PartitionId, Machine>,
+    /// Snapshots being fetched: what was asked for, and when it is here.
+    fetching: Vec<(u64, InstallSnapshot, Option<Machine>)>,
     restart_ms: u64,
     paused_until_ms: u64,
 }
@@ -42,6 +44,7 @@ struct World {
     loss_percent: u64,
     cut: BTreeSet<(NodeId, NodeId)>,
     flush_ms_max: u64,
+    fetch_ms_max: u64,
     leaders: BTreeMap<(PartitionId, u64), NodeId>,
     /// The first application of each index: all others must equal it.
     truth: BTreeMap<(PartitionId, u64), (u64, Bytes)>,
@@ -64,6 +67,7 @@ fn world(seed: u64, count: u32) -> World {
         queue: Vec::new(),
         flush_done_ms: None,
         machines: BTreeMap::new(),
+        fetching: Vec::new(),
         restart_ms: 0,
         paused_until_ms: 0,
     });
@@ -76,6 +80,7 @@ fn world(seed: u64, count: u32) -> World {
         loss_percent: 0,
         cut: BTreeSet::new(),
         flush_ms_max: 5,
+        fetch_ms_max: 5,
         leaders: BTreeMap::new(),
         truth: BTreeMap::new(),
         acknowledged: BTreeMap::new(),
@@ -130,6 +135,7 @@ impl World {
         let node = &mut self.nodes[i];
         (node.multi, node.wal) = (None, None);
         node.queue.clear();
+        node.fetching.clear();
         node.flush_done_ms = None;
         node.restart_ms = self.now_ms + down_ms;
         node.disk.crash_seeded(seed);
@@ -200,6 +206,7 @@ impl World {
             }
             self.receive(i);
             self.flush(i);
+            self.fetched(i);
             let now_ms = self.now_ms;
             self.multi(i).tick(now_ms);
             while self.nodes[i].multi.as_ref().is_some_and(MultiRaft::has_work) {
@@ -318,19 +325,40 @@ impl World {
         }
     }
 
+    /// Begins to fetch what the source has now, of which the snapshot is a part.
     fn install(&mut self, i: usize, install: &InstallSnapshot) {
-        let index = install.snapshot.position.index;
+        let group = install.group;
+        let is_busy = self.nodes[i].fetching.iter().any(|(_, other, _)| other.group == group);
+        assert!(!is_busy, "{group} at {i}: one at a time");
         let source = install.from.0 as usize;
+        let index = install.snapshot.position.index;
         // The transfer fails if the source is away or (one time in four) for no reason.
-        if self.nodes[source].multi.is_none() || self.draw(4) == 0 {
-            self.multi(i).snapshot_failed(install.group);
-            return;
+        let is_lost = self.nodes[source].multi.is_none() || self.draw(4) == 0;
+        let machine = (!is_lost).then(|| {
+            let mut machine = self.nodes[source].machines[&group].clone();
+            machine.applied.retain(|at, _| *at <= index);
+            (machine.index, machine.members) = (index, install.snapshot.members.clone());
+            machine
+        });
+        let due_ms = self.now_ms + self.draw(self.fetch_ms_max);
+        self.nodes[i].fetching.push((due_ms, install.clone(), machine));
+    }
+
+    fn fetched(&mut self, i: usize) {
+        let now_ms = self.now_ms;
+        let node = &mut self.nodes[i];
+        let done: Vec<_> = node.fetching.extract_if(.., |(due_ms, ..)| *due_ms <= now_ms).collect();
+        for (_, install, machine) in done {
+            let Some(machine) = machine else {
+                self.multi(i).snapshot_failed(install.group);
+                continue;
+            };
+            let before = self.nodes[i].machines.insert(install.group, machine);
+            let before = before.map_or(0, |machine| machine.index);
+            let index = install.snapshot.position.index;
+            assert!(before < index, "{} at {i}: from {before} back to {index}", install.group);
+            self.multi(i).snapshot_installed(install.group, index);
         }
-        let mut machine = self.nodes[source].machines[&install.group].clone();
-        machine.applied.retain(|at, _| *at <= index);
-        (machine.index, machine.members) = (index, install.snapshot.members.clone());
-        self.nodes[i].machines.insert(install.group, machine);
-        self.multi(i).snapshot_installed(install.group, index);
     }
 
     fn propose(&mut self, group: u64, text: String) -> Option<LogPosition> {
@@ -573,6 +601,50 @@ fn a_follower_that_fell_behind_the_log_catches_up_by_snapshot() {
     world.check();
 }
 
+/// The story: a follower was fetching a snapshot when its leader died. The next one still had the
+/// entries in its log, and the follower caught up by them. Then the fetch ended, the owner put the
+/// snapshot in the place of the newer state, and Raft, which had delivered all entries, delivered none
+/// again: the replica stayed behind for ever.
+#[test]
+fn nothing_is_delivered_while_a_snapshot_is_fetched_and_all_that_it_lacks_afterwards() {
+    let group = PartitionId(1);
+    for is_fetched in [true, false] {
+        let mut world = world(12, 3);
+        world.fetch_ms_max = 1;
+        world.found(1, &[0, 1, 2]);
+        world.run(300);
+        world.crash(2, 500);
+        for i in 0..50 {
+            world.propose(1, format!("{i}"));
+            world.run(4);
+        }
+        // Only the leader forgets its log.
+        world.snapshot(0, group);
+        let index = world.nodes[0].machines[&group].index;
+        world.multi(0).compact(group, index);
+        world.until("the snapshot is asked for", |world| !world.nodes[2].fetching.is_empty());
+        let fetching = &mut world.nodes[2].fetching[0];
+        let state = fetching.2.take();
+        fetching.0 = u64::MAX;
+        world.crash(0, u64::MAX / 2);
+        world.until("the next leader", |world| world.leader(1) == Some(1));
+        world.run(100);
+        let last = world.propose(1, "more".into()).unwrap();
+        // Its log counts at once, though its owner gets nothing yet.
+        world.until("a majority", |world| world.nodes[1].machines[&group].index == last.index);
+        world.run(300);
+        assert!(world.nodes[2].machines[&group].index < index);
+        let fetching = &mut world.nodes[2].fetching[0];
+        (fetching.0, fetching.2) = (0, state.filter(|_| is_fetched));
+        world.run(10);
+        assert_eq!(
+            world.nodes[2].machines[&group].applied,
+            world.nodes[1].machines[&group].applied
+        );
+        world.check();
+    }
+}
+
 /// The log on disk is long, the memory for it short: who lags behind the memory gets a snapshot.
 #[test]
 fn applied_entries_do_not_fill_the_memory_and_who_lags_gets_a_snapshot() {
@@ -609,6 +681,7 @@ fn storm(seed: u64) -> World {
     let mut world = world(seed, 3);
     world.loss_percent = world.draw(15);
     world.flush_ms_max = 1 + world.draw(40);
+    world.fetch_ms_max = 1 + world.draw(500);
     world.keep_entries = 10 + world.draw(100);
     if seed.is_multiple_of(2) {
         world.tail_bytes = 200 * (1 + world.draw(60) as usize);
