@@ -127,8 +127,12 @@ impl MultiRaft {
         }
         let last = first + recovered.entries.len() as u64;
         let snapshot = start.and_then(|start| start.snapshot.as_ref());
-        // The owner activated a snapshot, and a crash came before the log was told.
-        let newer = snapshot.filter(|s| s.position.index > last && s.position.index <= applied);
+        // The owner activated a snapshot, and a crash came before the log was told: the log does not
+        // reach so far, or has something else there that was never committed.
+        let newer = snapshot.filter(|snapshot| {
+            let LogPosition { term, index } = snapshot.position;
+            (first + 1..=applied).contains(&index) && recovered.term_at(index) != Some(term)
+        });
         if applied > newer.map_or(last, |snapshot| snapshot.position.index) {
             return Err(RecoverError::LogTooShort { applied, last });
         }

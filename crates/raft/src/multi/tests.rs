@@ -8,7 +8,7 @@ use milpa_types::{NodeId, PartitionId};
 
 use super::*;
 use crate::types::{Committed, InstallSnapshot, Payload, ReadReady, Role};
-use crate::wal::{MemoryStorage, Wal, WalOptions, mix};
+use crate::wal::{EntryKind, LogEntry, MemoryStorage, Wal, WalOptions, mix};
 
 /// What a state machine has durably, in this toy: everything it applied.
 #[derive(Clone, Default)]
@@ -851,6 +851,43 @@ fn a_group_starts_only_if_log_and_state_machine_fit() {
         refusal(recovered, vec![damage], start(10, None)),
         Some(RecoverError::Damaged(_))
     ));
+}
+
+/// The story: a follower had entries of a leader that was deposed, and nobody else had them. It
+/// fetched a snapshot of the next leader; power went after the state was replaced and before the log
+/// was told. The restart took the state's index for the log's: entries that were never committed
+/// counted as committed, and the true ones could not take their place.
+#[test]
+fn a_log_that_differs_from_the_snapshot_that_was_activated_is_dropped() {
+    let group = PartitionId(1);
+    let entry = |index| LogEntry {
+        position: LogPosition { term: 2, index },
+        kind: EntryKind::Normal,
+        context: Bytes::new(),
+        data: Bytes::from_static(b"x"),
+    };
+    let members = Members::new(&[NodeId(0), NodeId(1)], &[]);
+    let recovered = RecoveredGroup {
+        group,
+        term: 2,
+        commit: 10,
+        mark: LogPosition { term: 2, index: 10 },
+        members: members.clone(),
+        entries: (11..=13).map(entry).collect(),
+        ..RecoveredGroup::default()
+    };
+    let restarted = |term| {
+        let position = LogPosition { term, index: 12 };
+        let snapshot = Some(SnapshotDescriptor { position, members: members.clone() });
+        let starts = BTreeMap::from([(group, GroupStart { applied: 12, snapshot })]);
+        let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+        let groups = vec![recovered.clone()];
+        assert!(multi.recover(Recovered { groups, ..Recovered::default() }, &starts, 0).is_empty());
+        let status = multi.status(group).unwrap();
+        (status.first_index, status.commit, status.last_index)
+    };
+    assert_eq!(restarted(3), (13, 12, 12), "other entries");
+    assert_eq!(restarted(2), (11, 12, 13), "the same: what follows may be the only copy");
 }
 
 #[test]

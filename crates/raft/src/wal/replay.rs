@@ -27,6 +27,15 @@ pub struct RecoveredGroup {
     pub entries: Vec<LogEntry>,
 }
 
+impl RecoveredGroup {
+    /// The term of the entry at an index above the mark, if there is one.
+    pub(crate) fn term_at(&self, index: u64) -> Option<u64> {
+        let above = index.checked_sub(self.mark.index + 1)?;
+        let entry = self.entries.get(usize::try_from(above).ok()?)?;
+        Some(entry.position.term)
+    }
+}
+
 /// What a group lost to corruption: bytes that had been durable and are unreadable now.
 ///
 /// A replica that is damaged must not take part in its group: it may hold the only copy of an
