@@ -32,6 +32,10 @@ pub struct MetaNodeConfig {
     /// else goes on. 0 for three quarters of the machine's memory; else at least 64 MiB.
     #[serde(default)]
     pub memory_limit_bytes: u64,
+    /// Bytes of the file system under `directory` that are left free: below, the node takes no new
+    /// inodes, as above. 1 MiB to 1 TiB.
+    #[serde(default = "default_reserve_bytes")]
+    pub reserve_bytes: u64,
     /// Milliseconds after the last word of a client until its session ends and the files that
     /// only it held open are deleted: 1,000 to 600,000. The same on all meta nodes.
     #[serde(default = "default_session_lease_ms")]
@@ -57,6 +61,11 @@ fn default_zone() -> String {
 /// DESIGN.md section 4; RELIABILITY.md 4.3 says how long others may wait for a lost client.
 fn default_session_lease_ms() -> u64 {
     30_000
+}
+
+/// Room for the next segment of the log (64 MiB) and the next snapshots of small partitions.
+fn default_reserve_bytes() -> u64 {
+    128 << 20
 }
 
 /// Replay was measured at 86,000 entries a second on a busy two-core machine: a restart replays for
@@ -92,6 +101,7 @@ impl MetaNodeConfig {
             zone: default_zone(),
             region: String::new(),
             memory_limit_bytes: 0,
+            reserve_bytes: default_reserve_bytes(),
             session_lease_ms: default_session_lease_ms(),
             snapshot_after_entries: default_snapshot_after_entries(),
             snapshot_after_bytes: default_snapshot_after_bytes(),
@@ -136,6 +146,7 @@ impl MetaNodeConfig {
         if self.memory_limit_bytes != 0 {
             bound("memory_limit_bytes", self.memory_limit_bytes, 64 << 20, u64::MAX);
         }
+        bound("reserve_bytes", self.reserve_bytes, 1 << 20, 1 << 40);
         bound("session_lease_ms", self.session_lease_ms, 1_000, 600_000);
         bound("snapshot_after_entries", self.snapshot_after_entries, 100, u64::MAX);
         bound("snapshot_after_bytes", self.snapshot_after_bytes, 65_536, u64::MAX);
@@ -162,12 +173,13 @@ mod tests {
             managers: Vec::new(),
             zone: String::new(),
             memory_limit_bytes: 1,
+            reserve_bytes: 1,
             session_lease_ms: 0,
             snapshot_after_entries: 1,
             proposals_max: 0,
             ..config()
         };
-        let problems = bad.validate().expect_err("eight fields are wrong");
+        let problems = bad.validate().expect_err("nine fields are wrong");
         let fields: Vec<&str> = problems.iter().filter_map(|p| p.split(':').next()).collect();
         let expected = [
             "directory",
@@ -175,6 +187,7 @@ mod tests {
             "managers",
             "zone",
             "memory_limit_bytes",
+            "reserve_bytes",
             "session_lease_ms",
             "snapshot_after_entries",
             "proposals_max",

@@ -91,6 +91,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
         Part::Meta => {
             let mut config = MetaNodeConfig::new(directory, listen, http, managers());
             config.session_lease_ms = options.session_lease_ms;
+            config.reserve_bytes = 8 << 20;
             config.snapshot_after_entries = options.snapshot_after_entries;
             Box::pin(async move {
                 let ended = milpa_meta::run(config, CLUSTER, secret(), forever()).await;

@@ -25,7 +25,7 @@ use crate::view::View;
 const TRY_WAIT: Duration = Duration::from_secs(3);
 /// When all partitions say that they are full, others may have been added meanwhile. Not longer:
 /// a program should learn soon that the disk is full.
-const FULL_AFTER: Duration = Duration::from_secs(1);
+pub(super) const FULL_AFTER: Duration = Duration::from_secs(1);
 /// When partitions are short of members, a failover may be under way.
 const READ_ONLY_AFTER: Duration = Duration::from_secs(10);
 

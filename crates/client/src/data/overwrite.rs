@@ -6,6 +6,7 @@ use bytes::Bytes;
 use milpa_types::{Column, DataError, Next, NodeId};
 use milpa_wire::data::{DataAnswer, DataRequest, Overwrite};
 
+use super::append::FULL_AFTER;
 use super::{DataClient, Trouble, checksums};
 use crate::core::Retry;
 use crate::error::FsError;
@@ -91,6 +92,11 @@ impl DataClient {
                         Some(leader) => self.set_leader(partition, leader),
                         None => failed = Some(*node),
                     }
+                }
+                Trouble::Answered { error: DataError::NoSpace, .. }
+                    if retry.elapsed() >= FULL_AFTER =>
+                {
+                    return Err(DataError::NoSpace.into());
                 }
                 Trouble::Answered { error, .. } if error.next() == Next::GiveUp => {
                     return Err(error.clone().into());

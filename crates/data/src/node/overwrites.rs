@@ -52,7 +52,7 @@ impl Disk {
     }
 
     fn check_overwrite(&mut self, it: &Overwrite, payload: &Bytes) -> Result<(), DataError> {
-        let fenced = self.is_fenced();
+        let (fenced, exhausted) = (self.is_fenced(), self.usage.is_exhausted);
         let partition = self.partition(it.partition)?;
         partition.check_epoch(it.epoch)?;
         if !partition.leads() {
@@ -60,6 +60,9 @@ impl Disk {
         }
         if fenced {
             return Err(DataError::DiskFailed);
+        }
+        if exhausted {
+            return Err(DataError::NoSpace);
         }
         if payload.is_empty() || payload.len() > TRANSFER_BYTES_MAX {
             return Err(DataError::Invalid);

@@ -5,6 +5,8 @@ use milpa_host::disk::{self, Space};
 use milpa_types::DataError;
 use milpa_wire::data::DataPartitionReport;
 
+use crate::store::ExtentStore;
+
 use super::disk::Disk;
 use super::metrics::Metrics;
 use super::partition::Partition;
@@ -12,6 +14,9 @@ use super::shared::DiskReport;
 
 /// Between two counts of allocated bytes, which cost a stat(2) for each extent.
 const COUNT_MS: u64 = 2_000;
+/// Between two looks at the file system's free space, which cost one statfs(2): a fast disk takes
+/// less than the reserve in that time.
+const SPACE_MS: u64 = 100;
 /// Between two flushes of what nobody asked to flush: what a power cut may take (with `durability =
 /// memory` also of what was asked for), and what must be read again when the node starts. As long
 /// as the client's buffer keeps bytes that nobody flushes.
@@ -28,8 +33,14 @@ pub(crate) struct Usage {
     pub allocated_bytes: u64,
     /// Identifies the file system.
     pub device: u64,
+    /// When it was last asked.
+    pub space_ms: u64,
+    /// It is being asked.
+    pub is_asking: bool,
     /// Whether the disk takes no more bytes.
     pub is_full: bool,
+    /// Whether it takes no overwrites either: what is left is for the log to go on.
+    pub is_exhausted: bool,
     /// When the extents were last counted.
     pub counted_ms: u64,
     /// When the heartbeat's report was last renewed.
@@ -50,6 +61,9 @@ impl Disk {
         if due && !self.usage.is_counting {
             self.count();
         }
+        if now.saturating_sub(self.usage.space_ms) >= SPACE_MS && !self.usage.is_asking {
+            self.ask_space();
+        }
         if now.saturating_sub(self.usage.flushed_ms) > FLUSH_MS && !self.usage.is_flushing {
             self.flush_in_background();
         }
@@ -61,26 +75,37 @@ impl Disk {
 
     fn count(&mut self) {
         self.usage.is_counting = true;
-        let directory = self.directory.clone();
         let stores: Vec<_> =
             self.partitions.values().map(|p| (p.id, std::sync::Arc::clone(&p.store))).collect();
         self.workers.slow(
             move || {
-                let space = disk::space(&directory).ok();
-                let counts: Vec<_> =
-                    stores.iter().map(|(id, store)| (*id, store.allocated_bytes())).collect();
-                (space, counts)
+                let count =
+                    |(id, store): &(_, std::sync::Arc<ExtentStore>)| (*id, store.allocated_bytes());
+                stores.iter().map(count).collect::<Vec<_>>()
             },
-            |disk, (space, counts)| {
+            |disk, counts| {
                 disk.usage.is_counting = false;
                 disk.usage.counted_ms = now_ms().max(1);
-                disk.usage.space = space.or(disk.usage.space);
                 disk.usage.allocated_bytes = counts.iter().map(|(_, bytes)| bytes).sum();
                 for (id, bytes) in counts {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
                         partition.allocated_bytes = bytes;
                     }
                 }
+                disk.refuse_when_full();
+            },
+        );
+    }
+
+    fn ask_space(&mut self) {
+        self.usage.is_asking = true;
+        let directory = self.directory.clone();
+        self.workers.slow(
+            move || disk::space(&directory).ok(),
+            |disk, space| {
+                disk.usage.is_asking = false;
+                disk.usage.space_ms = now_ms();
+                disk.usage.space = space.or(disk.usage.space);
                 disk.refuse_when_full();
             },
         );
@@ -108,14 +133,16 @@ impl Disk {
         );
     }
 
-    /// Appends are refused when the reserve or the limit is touched; frees and overwrites of what
-    /// is there go on.
+    /// Appends are refused when the reserve or the limit is touched; overwrites of what is there when
+    /// most of the reserve is gone, as somebody else fills the disk: they go through the log, which
+    /// then might not find room for its next segment. Frees always go on.
     fn refuse_when_full(&mut self) {
         let Some(config) = self.shared.config.disks.get(self.index) else { return };
         let free = self.usage.space.map_or(u64::MAX, |space| space.free);
         let limit = config.capacity_bytes;
         let over = limit != 0 && self.usage.allocated_bytes >= limit;
         self.usage.is_full = over || free < config.reserve_bytes;
+        self.usage.is_exhausted = free < config.reserve_bytes / 4;
         let refusal = if self.is_fenced() {
             Some(DataError::DiskFailed)
         } else if self.usage.is_full {

@@ -180,7 +180,10 @@ impl FreedLog {
         }
         store.disk.check()?;
         let mut all = std::mem::take(&mut self.pending);
-        all.extend_from_slice(records);
+        // Whoever asked asks again until it is written.
+        let fresh = records.iter().filter(|record| !all.contains(record)).copied();
+        let fresh: Vec<Record> = fresh.collect();
+        all.extend(fresh);
         let written = self.write(store, &all);
         if matches!(written, Err(StoreError::NoSpace)) {
             // In their order before all later ones.

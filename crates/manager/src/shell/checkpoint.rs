@@ -6,7 +6,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use milpa_host::disk::{self, File, Open};
 use milpa_raft::SnapshotDescriptor;
@@ -18,6 +18,8 @@ const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("manager");
 const STATE_KEY: &str = "state";
 const DESCRIPTOR_KEY: &str = "descriptor";
+/// Bytes that the file grows by in one write.
+const GROW_BYTES: usize = 256 << 10;
 
 /// State and descriptor, as far as they are there.
 type Values = (Option<Vec<u8>>, Option<Vec<u8>>);
@@ -52,11 +54,30 @@ pub enum CheckpointError {
     },
 }
 
+impl CheckpointError {
+    /// Whether all that is missing is room on the disk.
+    #[must_use]
+    pub fn is_for_lack_of_space(&self) -> bool {
+        let CheckpointError::Database { source, .. } = self else { return false };
+        matches!(&**source, redb::Error::Io(error) if error.kind() == io::ErrorKind::StorageFull)
+    }
+}
+
 /// The file under redb. The lock of the manager's directory keeps other processes away.
 #[derive(Debug)]
 struct Backend(File);
 
 impl Backend {
+    fn fill_up_to(&self, mut end: u64, len: u64) -> io::Result<()> {
+        let zeros = vec![0; GROW_BYTES];
+        while end < len {
+            let step = usize::try_from(len - end).unwrap_or(GROW_BYTES).min(GROW_BYTES);
+            self.0.write_at(zeros.get(..step).unwrap_or_default(), end)?;
+            end += step as u64;
+        }
+        Ok(())
+    }
+
     /// Opens or makes the file.
     fn open(path: &Path) -> io::Result<Backend> {
         match File::open(path, Open::Existing) {
@@ -82,7 +103,11 @@ impl StorageBackend for Backend {
         }
     }
 
+    /// What is added is written, not left a hole: so a full disk is noticed here, where redb can go
+    /// back, and never when a transaction or a start writes into what the file has already.
     fn set_len(&self, len: u64) -> io::Result<()> {
+        let before = self.0.length()?;
+        self.fill_up_to(before, len).inspect_err(|_| drop(self.0.truncate(before)))?;
         self.0.truncate(len)
     }
 
@@ -95,10 +120,11 @@ impl StorageBackend for Backend {
     }
 }
 
-/// The file. Cheap to clone; writes come one after the other.
+/// The file. Cheap to clone; reads and writes come one after the other.
 #[derive(Clone, Debug)]
 pub struct CheckpointStore {
-    database: Arc<Database>,
+    /// `None` after a failure: redb refuses a file that failed once until it is opened again.
+    database: Arc<Mutex<Option<Database>>>,
     path: Arc<Path>,
 }
 
@@ -110,11 +136,24 @@ impl CheckpointStore {
     /// [`CheckpointError::Database`].
     pub fn open(directory: &Path) -> Result<CheckpointStore, CheckpointError> {
         let path: Arc<Path> = directory.join("state.redb").into();
-        let opened = Backend::open(&path).map_err(redb::Error::Io);
-        let created =
-            opened.and_then(|backend| Ok(Database::builder().create_with_backend(backend)?));
-        let database = created.map_err(|e| database_error(&path, e))?;
-        Ok(CheckpointStore { database: Arc::new(database), path })
+        let store = CheckpointStore { database: Arc::default(), path };
+        store.with(|_| Ok(()))?;
+        Ok(store)
+    }
+
+    fn with<T>(
+        &self,
+        operation: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, CheckpointError> {
+        let mut place = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        let done = open_database(&mut place, &self.path).and_then(operation);
+        if done.is_err() {
+            *place = None;
+        }
+        done.map_err(|source| CheckpointError::Database {
+            path: self.path.to_path_buf(),
+            source: Box::new(source),
+        })
     }
 
     /// The last checkpoint, if there is one.
@@ -123,7 +162,7 @@ impl CheckpointStore {
     ///
     /// [`CheckpointError`] when there is one and it cannot be read.
     pub fn load(&self) -> Result<Option<(State, SnapshotDescriptor)>, CheckpointError> {
-        let (state, descriptor) = self.read().map_err(|e| database_error(&self.path, e))?;
+        let (state, descriptor) = self.with(read)?;
         let path = || self.path.to_path_buf();
         let incomplete = || CheckpointError::Incomplete { path: path() };
         let (state, descriptor) = match (state, descriptor) {
@@ -137,17 +176,6 @@ impl CheckpointStore {
         Ok(Some((state, descriptor)))
     }
 
-    fn read(&self) -> Result<Values, redb::Error> {
-        let transaction = self.database.begin_read()?;
-        let table = match transaction.open_table(TABLE) {
-            Ok(table) => table,
-            Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, None)),
-            Err(error) => return Err(error.into()),
-        };
-        let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
-        Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
-    }
-
     /// Replaces the checkpoint; durable when it returns. Blocks on the disk: call it on a thread
     /// that may.
     ///
@@ -159,8 +187,8 @@ impl CheckpointStore {
         state: &[u8],
         descriptor: &SnapshotDescriptor,
     ) -> Result<(), CheckpointError> {
-        let write = || -> Result<(), redb::Error> {
-            let transaction = self.database.begin_write()?;
+        self.with(|database| {
+            let transaction = database.begin_write()?;
             {
                 let mut table = transaction.open_table(TABLE)?;
                 table.insert(STATE_KEY, state)?;
@@ -168,13 +196,30 @@ impl CheckpointStore {
             }
             transaction.commit()?;
             Ok(())
-        };
-        write().map_err(|e| database_error(&self.path, e))
+        })
     }
 }
 
-fn database_error(path: &Path, source: redb::Error) -> CheckpointError {
-    CheckpointError::Database { path: path.to_owned(), source: Box::new(source) }
+fn open_database<'a>(
+    place: &'a mut Option<Database>,
+    path: &Path,
+) -> Result<&'a Database, redb::Error> {
+    let database = match place.take() {
+        Some(database) => database,
+        None => Database::builder().create_with_backend(Backend::open(path)?)?,
+    };
+    Ok(place.insert(database))
+}
+
+fn read(database: &Database) -> Result<Values, redb::Error> {
+    let transaction = database.begin_read()?;
+    let table = match transaction.open_table(TABLE) {
+        Ok(table) => table,
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, None)),
+        Err(error) => return Err(error.into()),
+    };
+    let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
+    Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
 }
 
 #[cfg(test)]

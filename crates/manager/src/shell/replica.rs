@@ -31,6 +31,8 @@ use crate::core::{Applied, Command, CommandV1, State};
 
 /// The managers' own Raft group.
 pub(super) const GROUP: PartitionId = PartitionId(0);
+/// Between two tries to write a checkpoint to a full disk.
+const CHECKPOINT_AGAIN_MS: u64 = 10_000;
 
 /// Names of volumes, for handshakes: they are answered between the loop's turns.
 pub(super) type Names = Rc<RefCell<BTreeMap<String, VolumeId>>>;
@@ -68,6 +70,8 @@ pub(super) struct Checkpoints {
     saved_index: u64,
     /// When the first entry that the checkpoint lacks was applied.
     unsaved_since_ms: Option<u64>,
+    /// The disk was full: not before this time.
+    not_before_ms: u64,
 }
 
 impl Checkpoints {
@@ -83,6 +87,7 @@ impl Checkpoints {
             is_wanted: false,
             saved_index,
             unsaved_since_ms: None,
+            not_before_ms: 0,
         }
     }
 
@@ -314,7 +319,7 @@ impl Replica {
     fn checkpoint_if_due(&mut self, multi: &mut MultiRaft) {
         let checkpoints = &mut self.checkpoints;
         let lacking = self.state.applied().saturating_sub(checkpoints.saved_index);
-        if checkpoints.is_running || lacking == 0 {
+        if checkpoints.is_running || lacking == 0 || now_ms() < checkpoints.not_before_ms {
             return;
         }
         let since = *checkpoints.unsaved_since_ms.get_or_insert_with(now_ms);
@@ -353,6 +358,11 @@ impl Replica {
     ) {
         self.checkpoints.is_running = false;
         if let Err(error) = result {
+            if error.is_for_lack_of_space() {
+                warn!(%error, "no space for a checkpoint: the log is kept, and it is tried again");
+                self.checkpoints.not_before_ms = now_ms() + CHECKPOINT_AGAIN_MS;
+                return;
+            }
             // A disk that failed once is not trusted with a second try.
             self.failure = Some(error.into());
             return;

@@ -55,6 +55,8 @@ pub(crate) struct Context {
     pub store: SnapshotStore,
     /// What is held here, renewed by the loop, for the heartbeats.
     pub report: RefCell<Rc<Vec<MetaPartitionReport>>>,
+    /// Free bytes on the file system of the directory, as last asked.
+    pub free_bytes: Cell<u64>,
     addresses: RefCell<AddressBook>,
     addresses_asked: Cell<Option<Instant>>,
     views: RefCell<BTreeMap<VolumeId, CachedView>>,
@@ -84,11 +86,17 @@ impl Context {
             inbox,
             store,
             report: RefCell::default(),
+            free_bytes: Cell::new(u64::MAX),
             addresses: RefCell::new(addresses),
             addresses_asked: Cell::default(),
             views: RefCell::default(),
             leaders: RefCell::default(),
         }
+    }
+
+    /// Whether the reserve of the disk is touched.
+    pub(crate) fn is_disk_full(&self) -> bool {
+        self.free_bytes.get() < self.config.reserve_bytes
     }
 
     /// Where a node listens, as far as known.

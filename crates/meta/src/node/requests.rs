@@ -104,7 +104,7 @@ impl Shell {
         id: RequestId,
         responder: Responder,
     ) {
-        let (lease_ms, memory_full) = (self.ctx.config.session_lease_ms, self.memory_full);
+        let (lease_ms, is_full) = (self.ctx.config.session_lease_ms, self.is_full);
         let replica = match self.leading(asker, partition) {
             Ok(replica) => replica,
             Err(error) => return responder.fail(error),
@@ -121,7 +121,7 @@ impl Shell {
                 Outcome::Deferred(operation) => self.defer(partition, operation, responder),
             };
         }
-        if memory_full && makes_inodes(&command) {
+        if is_full && makes_inodes(&command) {
             return responder.fail(MetaError::NoSpace);
         }
         self.propose(multi, partition, &command, responder);

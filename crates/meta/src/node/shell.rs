@@ -41,8 +41,8 @@ pub(crate) struct Shell {
     pub snapshot_jobs: usize,
     /// Numbers for reads that wait for heartbeats; unique in this process.
     pub next_read: u64,
-    /// Memory in use is above the limit: no new inodes.
-    pub memory_full: bool,
+    /// Memory in use is above the limit, or the disk is full: no new inodes.
+    pub is_full: bool,
     /// The node is about to stop: it leads as little as it can.
     pub leaving: bool,
 }
@@ -59,7 +59,7 @@ impl Shell {
             installs: Vec::new(),
             snapshot_jobs: 0,
             next_read: 1,
-            memory_full: false,
+            is_full: false,
             leaving: false,
         }
     }

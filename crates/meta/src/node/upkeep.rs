@@ -3,11 +3,12 @@
 use std::rc::Rc;
 
 use milpa_host::clock::Instant;
-use milpa_host::jobs;
 use milpa_host::telemetry::memory_bytes;
+use milpa_host::{disk, jobs};
 use milpa_raft::MultiRaft;
 use milpa_types::PartitionId;
 
+use super::context::Context;
 use super::metrics::Metrics;
 use super::shell::Shell;
 use crate::core::Command;
@@ -18,6 +19,8 @@ const GRAIN_MS: u64 = 5;
 const ROUND_MS: u64 = 100;
 /// Between two looks for sessions without a timer; well below any lease.
 const CENSUS_MS: u64 = 1_000;
+/// Between two looks at the disk's free space.
+const SPACE_MS: u64 = 500;
 /// A tick that comes this late means that the process was stopped.
 const STOPPED_MS: u64 = 500;
 /// Sessions of one partition ended in one round.
@@ -29,12 +32,19 @@ pub(crate) struct Upkeep {
     ticked_ms: u64,
     next_round_ms: u64,
     next_census_ms: u64,
+    next_space_ms: u64,
     memory_limit: u64,
 }
 
 impl Upkeep {
     pub(crate) fn new(memory_limit: u64, now: u64) -> Upkeep {
-        Upkeep { ticked_ms: now, next_round_ms: now, next_census_ms: now, memory_limit }
+        Upkeep {
+            ticked_ms: now,
+            next_round_ms: now,
+            next_census_ms: now,
+            next_space_ms: now,
+            memory_limit,
+        }
     }
 
     /// Lets time pass. May be called as often as one likes.
@@ -57,7 +67,11 @@ impl Upkeep {
     }
 
     fn round(&mut self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
-        shell.memory_full = memory_bytes() > self.memory_limit;
+        shell.is_full = memory_bytes() > self.memory_limit || shell.ctx.is_disk_full();
+        if now >= self.next_space_ms {
+            self.next_space_ms = now + SPACE_MS;
+            ask_space(&shell.ctx);
+        }
         let ready: Vec<PartitionId> =
             shell.replicas.values().filter(|r| r.ready).map(|r| r.id()).collect();
         if now >= self.next_census_ms {
@@ -141,4 +155,14 @@ impl Shell {
         metrics.dentries.set(dentries as i64);
         metrics.freed_waiting.set(freed as i64);
     }
+}
+
+/// Asks how much room the disk has left. statfs(2) may block, so not here.
+fn ask_space(ctx: &Rc<Context>) {
+    let (ctx, directory) = (Rc::clone(ctx), ctx.config.directory.clone());
+    tokio::task::spawn_local(async move {
+        if let Ok(Ok(space)) = jobs::run("space", move || disk::space(&directory)).await {
+            ctx.free_bytes.set(space.free);
+        }
+    });
 }

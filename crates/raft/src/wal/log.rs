@@ -1,6 +1,7 @@
 //! The log itself: append, change segments, free old ones.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
 
 use milpa_types::PartitionId;
 
@@ -58,6 +59,8 @@ pub struct Wal {
     next_spare: u64,
     /// How much of the temporary file is zeroed.
     prepared_bytes: Option<u64>,
+    /// The disk was full: the next segment is not prepared before the current one is written so far.
+    prepare_from: u64,
     /// Groups whose damage a freed segment could hide.
     damaged: BTreeSet<PartitionId>,
     is_collection_due: bool,
@@ -116,6 +119,7 @@ impl Wal {
             spares: Vec::new(),
             next_spare: 0,
             prepared_bytes: None,
+            prepare_from: 0,
             damaged: BTreeSet::new(),
             is_collection_due: true,
             is_fenced: false,
@@ -283,6 +287,7 @@ impl Wal {
             self.older.push_back((self.current.seq, self.current.bytes));
         }
         self.current = Current { seq, salt, position: SEGMENT_HEADER_BYTES, bytes };
+        self.prepare_from = 0;
         self.is_collection_due = true;
         Ok(())
     }
@@ -309,27 +314,44 @@ impl Wal {
     }
 
     /// Does a little of what the next segment change will need, when the writer has nothing else
-    /// to do. Returns true if there is more of it.
+    /// to do. Returns true if there is more of it. On a full disk it gives back what it took, and
+    /// comes back to it later: nothing needs it yet.
     ///
     /// # Errors
     ///
     /// As [`Wal::append`].
     pub fn prepare_step(&mut self) -> Result<bool, WalError> {
-        let is_far = self.current.position < self.current.bytes / 4;
-        if self.is_fenced || !self.spares.is_empty() || is_far {
+        let from = self.prepare_from.max(self.current.bytes / 4);
+        if self.is_fenced || !self.spares.is_empty() || self.current.position < from {
             return Ok(false);
         }
-        self.fence_on_error(|wal| {
-            if wal.zero_step(wal.options.segment_bytes)? {
-                let spare = wal.new_spare_name();
-                wal.storage.rename(TEMPORARY_NAME, &spare)?;
-                wal.storage.sync_dir()?;
-                wal.prepared_bytes = None;
-                wal.spares.push(spare);
+        match self.prepare() {
+            Err(WalError::Io(error)) if error.kind() == io::ErrorKind::StorageFull => {
+                self.prepare_from = self.current.position + self.current.bytes / 64;
+                return self.fence_on_error(Wal::drop_prepared).map(|()| false);
             }
-            Ok(())
-        })?;
+            prepared => self.fence_on_error(|_| prepared)?,
+        }
         Ok(self.spares.is_empty())
+    }
+
+    fn drop_prepared(&mut self) -> Result<(), WalError> {
+        self.prepared_bytes = None;
+        match self.storage.remove(TEMPORARY_NAME) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    fn prepare(&mut self) -> Result<(), WalError> {
+        if self.zero_step(self.options.segment_bytes)? {
+            let spare = self.new_spare_name();
+            self.storage.rename(TEMPORARY_NAME, &spare)?;
+            self.storage.sync_dir()?;
+            self.prepared_bytes = None;
+            self.spares.push(spare);
+        }
+        Ok(())
     }
 
     fn new_spare_name(&mut self) -> String {

@@ -29,6 +29,8 @@ struct Disk {
     writes: u64,
     fail_sync_after: Option<u64>,
     fail_after: Option<u64>,
+    /// Whether no file can grow.
+    is_full: bool,
 }
 
 #[derive(Debug, Default)]
@@ -128,6 +130,11 @@ impl MemoryStorage {
         self.disk().fail_after = operations;
     }
 
+    /// While full, writes beyond the end of a file fail.
+    pub fn set_full(&self, is_full: bool) {
+        self.disk().is_full = is_full;
+    }
+
     /// Syncs of files and writes so far.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
@@ -157,6 +164,7 @@ impl MemoryStorage {
             writes: disk.writes,
             fail_sync_after: disk.fail_sync_after,
             fail_after: disk.fail_after,
+            is_full: disk.is_full,
         })))
     }
 }
@@ -220,9 +228,13 @@ impl LogStorage for MemoryStorage {
         let mut disk = self.disk();
         disk.change()?;
         disk.writes += 1;
+        let is_full = disk.is_full;
         let file = disk.file(name)?;
         let start = offset as usize;
         let end = start + bytes.len();
+        if is_full && file.cached.len() < end {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
         if file.cached.len() < end {
             file.cached.resize(end, 0);
         }

@@ -298,6 +298,29 @@ fn preparing_a_segment_keeps_the_switch_cheap() {
     assert_eq!(disk.counts().0 - syncs, 2, "the new header, then the batch");
 }
 
+/// Story: while somebody else had filled the disk, the segment that nobody needed yet could not be
+/// prepared, and the log was fenced for it.
+#[test]
+fn a_full_disk_stops_the_preparation_and_not_the_log() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = open(&disk);
+    wal.append(&[batch(&[created(1)])]).unwrap();
+    for i in 2..4 {
+        wal.append(&[batch(&[entry(1, 1, i, 5000)])]).unwrap();
+    }
+    disk.set_full(true);
+    assert!(!wal.prepare_step().unwrap());
+    assert!(!wal.prepare_step().unwrap());
+    assert!(!disk.list().unwrap().contains(&TEMPORARY_NAME.to_owned()), "given back");
+    wal.append(&[batch(&[entry(1, 1, 4, 100)])]).unwrap();
+    disk.set_full(false);
+    while wal.prepare_step().unwrap() {}
+    assert!(disk.list().unwrap().iter().any(|name| spare_id(name).is_some()));
+    disk.crash(|_| false);
+    let (_, recovered) = open(&disk);
+    assert_eq!(recovered.groups[0].entries.len(), 3);
+}
+
 #[test]
 fn a_second_process_is_refused_and_real_files_work() {
     let directory = tempfile::tempdir().unwrap();

@@ -78,6 +78,63 @@ fn a_full_disk_says_so_and_deleting_gives_the_space_back() {
     .unwrap();
 }
 
+/// The owner of the servers fills their disk to the last byte, below every reserve of ours
+/// (RELIABILITY.md F8). Everything starts again, what was acknowledged is there, what is deleted comes
+/// back, and nothing waits for a person.
+#[test]
+fn a_disk_filled_to_the_last_byte_by_its_owner_is_no_lasting_damage() {
+    let disk = SmallDisk::new(2048);
+    let mut bed = Testbed::start_in(&disk.path, &[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    let (kept, large) = (pattern(2, 3 << 20), pattern(3, 150 << 20));
+    write_synced(&mount.path.join("kept"), &kept).unwrap();
+    write_synced(&mount.path.join("large"), &large).unwrap();
+    let filler = disk.path.join("of the owner");
+    fill(&filler);
+
+    // Somebody goes on writing, as far as he is let.
+    let mut refused = None;
+    for number in 0..2000 {
+        let path = mount.path.join(format!("f{number}"));
+        if let Err(error) = write_synced(&path, &kept[..200_000]) {
+            refused = Some(error);
+            break;
+        }
+    }
+    let refused = refused.map(|error| error.raw_os_error());
+    assert_eq!(refused, Some(Some(libc::ENOSPC)), "a full disk is said to be full");
+    fill(&filler);
+    bed.kill_all().unwrap();
+    bed.up(&[]).unwrap();
+    assert_eq!(std::fs::read(mount.path.join("kept")).unwrap(), kept);
+    std::fs::remove_file(mount.path.join("large")).unwrap();
+    let given_back = bed.wait_until("space given back", Duration::from_secs(60), |bed| {
+        bed.allocated_bytes().is_ok_and(|bytes| bytes < 400 << 20)
+    });
+    given_back.unwrap();
+
+    std::fs::remove_file(&filler).unwrap();
+    bed.wait_until("writing works again", Duration::from_secs(20), |_| {
+        write_synced(&mount.path.join("fits"), &kept).is_ok()
+    })
+    .unwrap();
+    let again = bed.mount("default").unwrap();
+    assert_eq!(std::fs::read(again.path.join("kept")).unwrap(), kept);
+    assert_eq!(std::fs::read(again.path.join("fits")).unwrap(), kept);
+    let status = bed.json(&["node", "list"]).unwrap();
+    assert!(!status.to_string().contains("a write or flush failed"), "no disk is fenced: {status}");
+}
+
+/// Writes until not one byte more has room, also not for root.
+fn fill(path: &std::path::Path) {
+    let mut file = std::fs::File::options().create(true).append(true).open(path).unwrap();
+    for size in [1 << 20, 4096] {
+        let chunk = vec![0x5a; size];
+        while file.write_all(&chunk).is_ok() {}
+    }
+    file.sync_all().unwrap();
+}
+
 #[test]
 fn deleted_files_leave_no_inode_and_give_their_space_back() {
     let mut bed = Testbed::start().unwrap();
