@@ -163,7 +163,7 @@ impl Run {
                 }
             }
         }
-        let complete = held.len() == self.configuration.holders().count();
+        let mut complete = held.len() == self.configuration.holders().count();
         let asked = self.only.iter().flatten().copied();
         let mut extents: BTreeSet<ExtentId> =
             held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();
@@ -173,9 +173,10 @@ impl Run {
         let members = held.keys().copied();
         let epoch = self.configuration.epoch;
         let freed = FreedRanges::ask(&self.filling, epoch, self.node, members, &extents).await;
+        complete &= freed.members() == held.len();
         let removed = freed.removed();
         extents.retain(|extent| !removed.contains(extent));
-        let left = left_of(&extents, |extent| {
+        let mut left = left_of(&extents, |extent| {
             let claim = |(node, states): (&NodeId, &BTreeMap<_, _>)| Claim {
                 node: *node,
                 state: states.get(&extent).copied(),
@@ -196,7 +197,11 @@ impl Run {
             let held = held.get(&member).is_some_and(|states| states.contains_key(&extent));
             held || extents.contains(&extent)
         };
-        freed.share(&self.filling, self.node, holds).await;
+        left.append(&mut freed.share(&self.filling, self.node, holds).await);
+        if !complete {
+            // Who did not answer may hold what is removed elsewhere.
+            left.extend(removed);
+        }
         Outcome { left, complete }
     }
 
@@ -288,7 +293,6 @@ impl Run {
             .unwrap_or_default();
         let details = match self.align_here(extent, appended, length, source).await? {
             Some(details) => details,
-            // Deleted here: the word to delete it reaches the others too.
             None => return Ok(()),
         };
         let mut result = if complete { Ok(()) } else { Err(DataError::Busy) };
@@ -305,8 +309,10 @@ impl Run {
         result
     }
 
-    /// Makes this replica whole first: the others fetch from it. `None` if the extent was deleted
-    /// here, or nobody holds a byte of it.
+    /// Makes this replica whole first: the others fetch from it. `None` if nobody holds a byte of it.
+    ///
+    /// An extent may be removed on the way: all its bytes are dead, and it waited for its seal. Then
+    /// the next run passes the word on; without it the others would wait for theirs for ever.
     async fn align_here(
         &self,
         extent: ExtentId,
@@ -321,20 +327,17 @@ impl Run {
         let sealed = filling.shared.run_ordered(filling.disk, key, seal).await;
         match sealed.ok_or(DataError::Busy)? {
             Ok(()) => {}
-            Err(StoreError::Removed) => return Ok(None),
             Err(StoreError::NoExtent) if length == 0 => return Ok(None),
             Err(StoreError::Shorter { .. } | StoreError::NoExtent) if source != self.node => {
                 // Nobody here knows whose it was; the others do, and offer it if need be.
                 let (inode, session) = Default::default();
                 let new = NewExtent { id: extent, epoch: appended, inode, session };
-                match filling.fill(new, length, source).await {
-                    Err(DataError::NoExtent) => return Ok(None),
-                    other => other?,
-                }
+                filling.fill(new, length, source).await?;
             }
             Err(error) => return Err(error.into()),
         }
-        Ok(filling.store.details(&[extent]).first().copied())
+        let details = filling.store.details(&[extent]).first().copied();
+        details.map(Some).ok_or(DataError::NoExtent)
     }
 
     /// Who sends a member what it lacks: this node, or another one that has as much.

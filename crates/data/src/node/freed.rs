@@ -62,6 +62,11 @@ impl FreedRanges {
         freed
     }
 
+    /// How many members answered.
+    pub fn members(&self) -> usize {
+        self.by_member.len()
+    }
+
     /// Extents that some member was told to remove.
     pub fn removed(&self) -> BTreeSet<ExtentId> {
         let all = self.by_member.values().flatten();
@@ -85,24 +90,25 @@ impl FreedRanges {
         all.filter(|(_, ranges)| !ranges.is_empty()).collect()
     }
 
-    /// Tells each member what it missed. What fails is found again by the next comparison.
+    /// Tells each member what it missed. Gives the extents of which a member could not be told.
     pub async fn share(
         &self,
         filling: &Filling,
         node: NodeId,
         holds: impl Fn(NodeId, ExtentId) -> bool,
-    ) {
+    ) -> BTreeSet<ExtentId> {
+        let mut untold = BTreeSet::new();
         let partition = filling.partition;
         for (member, missed) in self.missed(holds) {
             tracing::info!(%partition, %member, ranges = missed.len(), "a member missed frees");
-            for ranges in missed.chunks(FREED_RANGES_MAX) {
+            for missed in missed.chunks(FREED_RANGES_MAX) {
                 let range = |&(extent, offset, length): &(ExtentId, u64, u64)| FreedRange {
                     partition,
                     extent,
                     offset,
                     length,
                 };
-                let ranges = ranges.iter().map(range).collect();
+                let ranges = missed.iter().map(range).collect();
                 let freed = match member == node {
                     true => free_everywhere(&filling.shared, ranges).await,
                     false => {
@@ -113,9 +119,11 @@ impl FreedRanges {
                 };
                 if let Err(error) = freed {
                     tracing::debug!(%member, %error, "frees could not be shared");
+                    untold.extend(missed.iter().map(|(extent, ..)| *extent));
                 }
             }
         }
+        untold
     }
 }
 

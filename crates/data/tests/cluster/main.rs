@@ -430,6 +430,29 @@ fn frees_that_a_member_missed_reach_it() {
     });
 }
 
+/// Story: all bytes of an extent were freed while it was open. Alignment sealed it at the primary,
+/// which removed it there and then, and took that for the word that the others had too; they had only
+/// heard of the bytes, and kept an extent that was never sealed.
+#[test]
+fn an_extent_that_dies_open_is_removed_everywhere() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 20_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let range = FreedRange { partition: PARTITION, extent, offset: 0, length: 20_000 };
+        cluster.ask_all(&cluster.as_meta, &DataRequest::Free { ranges: vec![range] }).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.configure(configuration(2, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 0).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// Story: a file was unlinked by one client while another had it open. Its bytes were freed, and the
 /// other read zeros, as if the file had a hole there. Freed bytes are refused now, in a part of an
 /// extent as in a whole one: the reader looks at the inode again, and learns that it is gone. Likewise
