@@ -27,6 +27,9 @@ pub enum FsError {
     /// The inode is gone, or our session expired since the handle was opened.
     #[error("stale file handle: {0}")]
     Stale(&'static str),
+    /// Bytes that were written and acknowledged could not be saved, and are no part of the file.
+    #[error("written bytes are lost: {0}")]
+    Lost(Box<FsError>),
     /// No such handle, or it was not opened for this.
     #[error("bad file handle")]
     BadHandle,
@@ -61,7 +64,10 @@ impl FsError {
         match self {
             FsError::Meta(error) => error.errno(),
             FsError::Data(error) => error.errno(),
-            FsError::TimedOut { .. } | FsError::Broken(_) | FsError::ShutDown => libc::EIO,
+            FsError::TimedOut { .. }
+            | FsError::Lost(_)
+            | FsError::Broken(_)
+            | FsError::ShutDown => libc::EIO,
             FsError::Stale(_) => libc::ESTALE,
             FsError::BadHandle => libc::EBADF,
             FsError::Invalid(_) => libc::EINVAL,

@@ -53,8 +53,7 @@ pub(crate) struct Shared {
     sequential: (u64, u64),
     /// A push is under way in the background.
     is_pushing: bool,
-    /// How many failures there were in the background, and the last of them.
-    failures: (u64, Option<FsError>),
+    failures: Failures,
     /// Open handles.
     handles: u32,
     /// It was unlinked here while open: the servers keep it until we let go.
@@ -65,6 +64,17 @@ pub(crate) struct Shared {
     idle_since: Option<Instant>,
 }
 
+/// What went wrong in the background.
+#[derive(Clone, Debug, Default)]
+struct Failures {
+    count: u64,
+    last: Option<FsError>,
+    /// Which of them was the last that cost acknowledged bytes.
+    lost: u64,
+    /// Up to which one some fsync or close has told.
+    told: u64,
+}
+
 impl FileState {
     fn new(content: Content, generation: u64) -> FileState {
         let shared = Shared {
@@ -72,7 +82,7 @@ impl FileState {
             dirty_since: None,
             sequential: (0, 0),
             is_pushing: false,
-            failures: (0, None),
+            failures: Failures::default(),
             handles: 0,
             held: false,
             generation,
@@ -95,8 +105,15 @@ impl FileState {
 impl Shared {
     /// Remembers a failure for every handle that is open now.
     fn failed(&mut self, error: &FsError) {
-        self.failures.0 += 1;
-        self.failures.1 = Some(error.clone());
+        self.failures.count += 1;
+        self.failures.last = Some(error.clone());
+    }
+
+    /// Remembers a failure that cost bytes which were acknowledged: also for the readers of handles to
+    /// come, until somebody was told.
+    fn lost(&mut self, error: &FsError) {
+        self.failed(error);
+        self.failures.lost = self.failures.count;
     }
 
     /// Notes that the buffer may have become clean.
@@ -117,23 +134,38 @@ pub(crate) struct Handle {
     pub flags: OpenFlags,
     /// The session's generation at the open.
     generation: u64,
-    /// Failures that this handle's user was told of, or that were before its time.
+    /// Failures that this handle's user was told of by fsync or close, or that were before its time.
     told: AtomicU64,
+    /// Failures that a reader knows of: from any call that failed, or they were told before its time.
+    warned: AtomicU64,
 }
 
 impl Handle {
     /// What failed in the background and was not told yet. A writer hears of it at the next write,
     /// and again at fsync or close: no program may miss it.
     fn failure_to_tell(&self) -> Option<FsError> {
-        let (count, failure) = self.file.shared().failures.clone();
-        failure.filter(|_| self.told.load(Ordering::Relaxed) < count)
+        let Failures { count, last, .. } = self.file.shared().failures.clone();
+        let failure = last.filter(|_| self.told.load(Ordering::Relaxed) < count)?;
+        self.warned.fetch_max(count, Ordering::Relaxed);
+        Some(failure)
     }
 
     /// What failed in the background since the last time, once.
     fn untold_failure(&self) -> Option<FsError> {
-        let (count, failure) = self.file.shared().failures.clone();
-        let told = self.told.swap(count, Ordering::Relaxed);
-        failure.filter(|_| told < count)
+        let mut shared = self.file.shared();
+        let failures = &mut shared.failures;
+        let told = self.told.swap(failures.count, Ordering::Relaxed);
+        self.warned.fetch_max(failures.count, Ordering::Relaxed);
+        failures.told = failures.count;
+        failures.last.clone().filter(|_| told < failures.count)
+    }
+
+    /// A loss that this handle's user does not know of, once. A reader may have seen the bytes, or
+    /// counts on them: without this it would take what the file had before for what it has now.
+    fn loss_to_tell(&self) -> Option<FsError> {
+        let Failures { lost, last, .. } = self.file.shared().failures.clone();
+        let warned = self.warned.fetch_max(lost, Ordering::Relaxed);
+        last.filter(|_| warned < lost).map(|error| FsError::Lost(Box::new(error)))
     }
 }
 
@@ -207,8 +239,9 @@ impl Files {
 
     fn add_handle(&self, file: Arc<FileState>, flags: OpenFlags, generation: u64) -> HandleId {
         let id = HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed));
-        let told = AtomicU64::new(file.shared().failures.0);
-        lock(&self.handles).insert(id, Arc::new(Handle { file, flags, generation, told }));
+        let Failures { count, told, .. } = file.shared().failures.clone();
+        let (told, warned) = (AtomicU64::new(count), AtomicU64::new(told));
+        lock(&self.handles).insert(id, Arc::new(Handle { file, flags, generation, told, warned }));
         id
     }
 

@@ -201,10 +201,13 @@ impl Inner {
     /// others are dropped; every handle will be told.
     fn send_failed(&self, file: &FileState, error: &FsError) {
         let mut shared = file.shared();
-        let content = &mut shared.content;
-        let released =
-            if error.may_pass() { content.push_failed() } else { content.discard_unsent() };
-        shared.failed(error);
+        let released = if error.may_pass() {
+            shared.failed(error);
+            shared.content.push_failed()
+        } else {
+            shared.lost(error);
+            shared.content.discard_unsent()
+        };
         drop(shared);
         self.budget.give(released);
     }
@@ -213,9 +216,13 @@ impl Inner {
     /// every handle will be told.
     fn push_failed(&self, file: &FileState, error: &FsError) {
         let mut shared = file.shared();
-        let released =
-            if error.may_pass() { shared.content.push_failed() } else { shared.content.discard() };
-        shared.failed(error);
+        let released = if error.may_pass() {
+            shared.failed(error);
+            shared.content.push_failed()
+        } else {
+            shared.lost(error);
+            shared.content.discard()
+        };
         shared.settle_age();
         drop(shared);
         self.budget.give(released);

@@ -32,6 +32,10 @@ impl Inner {
             return Err(FsError::BadHandle);
         }
         let pieces = self.read_file(&handle.file, offset, length).await?;
+        // Asked last: what was lost before this read began to look for its bytes is known by now.
+        if let Some(loss) = handle.loss_to_tell() {
+            return Err(loss);
+        }
         let bytes: usize = pieces.iter().map(Bytes::len).sum();
         self.core.stats.read_bytes.inc_by(bytes as u64);
         Ok(pieces)

@@ -209,6 +209,61 @@ async fn a_failure_in_the_background_is_told_once_to_every_handle() {
     }
 }
 
+/// The story: bytes that had been acknowledged and read back were given up in the background, because
+/// no partition took them; the program then read what the file had before, as if it had never
+/// written. Now the first read through each descriptor that nobody has told yet fails.
+#[tokio::test(start_paused = true)]
+async fn a_reader_is_told_once_that_acknowledged_bytes_are_lost() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 50_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let writer = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let reader = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    let told = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
+        _ => None,
+    });
+    client.write(writer, 50_000, pattern(2, 10_000), false).await.unwrap();
+    let whole = client.read(writer, 0, 100_000).await.unwrap().concat();
+    assert_eq!(whole.len(), 60_000);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    cluster.heal();
+    assert!(client.fsync(told, false).await.is_err());
+    let later = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    for handle in [writer, reader] {
+        let error = client.read(handle, 0, 100_000).await.unwrap_err();
+        assert_eq!(error, FsError::Lost(Box::new(FsError::Data(DataError::NoSpace))));
+        assert_eq!(error.errno(), libc::EIO);
+    }
+    for handle in [writer, reader, told, later] {
+        assert!(client.read(handle, 0, 100_000).await.unwrap().concat() == pattern(1, 50_000));
+    }
+    assert!(client.write(writer, 0, pattern(3, 10), false).await.is_err(), "still to be told");
+    assert!(client.fsync(writer, false).await.is_err(), "a read does not stand for an fsync");
+    client.fsync(writer, false).await.unwrap();
+}
+
+/// As above, with a loss that nobody has been told of when the file is opened again.
+#[tokio::test(start_paused = true)]
+async fn who_opens_a_file_after_a_loss_that_nobody_was_told_of_is_told() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 10_000), false).await.unwrap();
+    cluster.lock().meta.sessions.clear();
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    for flags in [OpenFlags::read_only(), OpenFlags::read_write()] {
+        let again = client.open(opened.attributes.inode, flags).await.unwrap().handle;
+        let error = client.read(again, 0, 10_000).await.unwrap_err();
+        assert!(matches!(error, FsError::Lost(_)), "{error}");
+        assert!(client.read(again, 0, 10_000).await.unwrap().is_empty());
+    }
+    assert!(client.fsync(opened.handle, false).await.is_err());
+}
+
 #[tokio::test(start_paused = true)]
 async fn damaged_bytes_are_fetched_from_another_replica() {
     let cluster = Cluster::new();

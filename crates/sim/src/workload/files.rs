@@ -127,7 +127,15 @@ impl Worker {
         let began_moment = self.plan.history.borrow_mut().moment();
         let result = self.client.read(handle, offset, length as u32).await;
         self.ended("read", &format!("{inode} {offset}+{length}"), began, &result);
-        let Ok(pieces) = result else { return };
+        let pieces = match result {
+            Ok(pieces) => pieces,
+            Err(error) => {
+                if matches!(error, FsError::Lost(_)) {
+                    self.plan.history.borrow_mut().content(inode).client_failed(self.plan.client);
+                }
+                return;
+            }
+        };
         let got = pieces.concat();
         let reader = Reader { client: self.plan.client, opened, began: began_moment };
         self.judge(inode, reader, offset, length, &got);
