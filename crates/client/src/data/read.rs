@@ -83,7 +83,11 @@ impl DataClient {
             };
             match landed {
                 Some(Ok(bytes)) => return Ok(bytes),
-                Some(Err(trouble)) => {
+                // The leader's word, as nobody else answers so when the leader is asked for.
+                Some(Err((trouble, true))) if trouble.answer() == Some(&DataError::NoExtent) => {
+                    return Err(trouble);
+                }
+                Some(Err((trouble, _))) => {
                     if let Trouble::Answered { error: DataError::NotPrimary { hint }, .. } =
                         &trouble
                     {
@@ -112,8 +116,20 @@ impl DataClient {
         }
     }
 
-    /// One member's answer, checked.
+    /// One member's answer, or what was wrong with it and whether only the leader was to answer.
     async fn read_one(
+        &self,
+        view: &View,
+        node: NodeId,
+        column: Column,
+        length: u32,
+        at_leader: bool,
+    ) -> Result<Bytes, (Trouble, bool)> {
+        let answered = self.checked(view, node, column, length, at_leader).await;
+        answered.map_err(|trouble| (trouble, at_leader))
+    }
+
+    async fn checked(
         &self,
         view: &View,
         node: NodeId,

@@ -273,6 +273,29 @@ async fn damaged_bytes_are_fetched_from_another_replica() {
     assert!(read(&client, "/f").await == pattern(1, 300_000));
 }
 
+/// The story: another client deleted the file. Its bytes had been overwritten, so only the leader may say
+/// what has become of them; it said that they were gone, the others that they were not the leader, and
+/// the reader went on asking for a minute.
+#[tokio::test(start_paused = true)]
+async fn the_leaders_word_that_overwritten_bytes_are_gone_is_enough() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 100_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    cluster.rule(|call| match call {
+        Call::Data(node, DataRequest::Read(read)) => Some(Fault::Data(match *node == DATA[1] {
+            true if read.at_leader => DataError::NoExtent,
+            _ => DataError::NotPrimary { hint: Some(DATA[1]) },
+        })),
+        _ => None,
+    });
+    let started = Instant::now();
+    let error = client.read(handle, 0, 100_000).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_replica_does_not_slow_a_read() {
     let cluster = Cluster::new();
