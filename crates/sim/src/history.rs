@@ -12,6 +12,7 @@ use milpa_model::linear::{Timed, Verdict, check};
 use milpa_types::{InodeId, MetaError, Name};
 
 use crate::options::OPEN_CHECKS;
+use crate::stalls::Ended;
 use crate::trace;
 
 /// A broken promise.
@@ -44,6 +45,8 @@ pub(crate) struct History {
     pub linked: BTreeSet<InodeId>,
     pub violations: Vec<Violation>,
     pub counts: BTreeMap<&'static str, CallCounts>,
+    /// How long each took.
+    pub calls: Vec<Ended>,
     /// Errors that clients saw: operation and text.
     pub errors: BTreeMap<String, u64>,
     /// Which client made a file.

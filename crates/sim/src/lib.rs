@@ -16,6 +16,7 @@
 //! | `cluster` | settings of the production nodes |
 //! | `options`, `nemesis` | what a seed draws; who does harm |
 //! | `workload`, `history` | what clients do, and what `milpa-model` says about the answers |
+//! | `stalls` | how long calls may take, given what was broken |
 //! | `observer` | leaders, configurations, equality of replicas, space |
 //! | `simulation` | the course of a run |
 //!
@@ -36,6 +37,7 @@ mod options;
 mod outcome;
 mod random;
 mod simulation;
+mod stalls;
 mod trace;
 mod workload;
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::options::{Options, Weights};
 use crate::random::Random;
+use crate::stalls::Span;
 
 /// A fault, against machines by their place in the simulation's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,33 @@ pub(crate) enum Fault {
     ClientKill(usize),
     ClientPause(usize, u64),
     Grow,
+}
+
+impl Fault {
+    /// What it breaks, and for how long: nothing that a call could wait for, one server, or more.
+    fn span(self, from_ms: u64, lasts_ms: u64) -> Option<Span> {
+        let span = |place, lasts_ms: u64| {
+            Some(Span { from_ms, until_ms: from_ms.saturating_add(lasts_ms), place })
+        };
+        match self {
+            Fault::Kill(place)
+            | Fault::Power(place)
+            | Fault::Freeze(place, _)
+            | Fault::Isolate(place)
+            | Fault::FullDisk(place)
+            | Fault::Pause(place, _) => span(Some(place), lasts_ms),
+            Fault::FailedWrite(place) | Fault::FailedSync(place) => span(Some(place), u64::MAX),
+            // Which of the two is the broken one is anybody's guess.
+            Fault::OneWay(..)
+            | Fault::PowerEverywhere
+            | Fault::Split(_)
+            | Fault::SlowDisk(..)
+            | Fault::SlowLink(..) => span(None, lasts_ms),
+            // Its own calls stand still with it.
+            Fault::ClientPause(_, paused_ms) => span(None, paused_ms),
+            Fault::WallJump(..) | Fault::Rot(_) | Fault::ClientKill(_) | Fault::Grow => None,
+        }
+    }
 }
 
 /// What ends a fault.
@@ -81,6 +109,8 @@ pub(crate) struct Nemesis {
     mends: BTreeMap<(u64, u64), Mend>,
     next_mend: u64,
     pub counts: BTreeMap<&'static str, u64>,
+    /// What was broken when.
+    pub spans: Vec<Span>,
     victims: Victims,
 }
 
@@ -97,6 +127,7 @@ impl Nemesis {
             mends: BTreeMap::new(),
             next_mend: 0,
             counts: BTreeMap::new(),
+            spans: Vec::new(),
             victims,
         }
     }
@@ -108,7 +139,10 @@ impl Nemesis {
     }
 
     /// Everything that is still broken: the end of the harm.
-    pub fn surrender(&mut self) -> Vec<Mend> {
+    pub fn surrender(&mut self, now_ms: u64) -> Vec<Mend> {
+        for span in &mut self.spans {
+            span.until_ms = span.until_ms.min(now_ms);
+        }
         self.impaired.clear();
         std::mem::take(&mut self.mends).into_values().collect()
     }
@@ -132,6 +166,7 @@ impl Nemesis {
         // Short ones more often than long ones.
         let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
         let fault = self.draw(name, now_ms, lasts_ms)?;
+        self.spans.extend(fault.span(now_ms, lasts_ms));
         *self.counts.entry(name).or_default() += 1;
         Some(fault)
     }

@@ -131,6 +131,8 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
     count("checked reads", history.judged_reads);
     count("checked writes that fsync confirmed", history.synced_writes);
     count("checked names", history.names.len() as u64);
+    count("checked calls after one failure at most", simulation.stalls.bounded);
+    count("longest of them, in milliseconds", simulation.stalls.longest_ms);
     let watch = simulation.watch.borrow();
     count("checked replicas", watch.replicas_compared);
     count("checked bytes of replicas", watch.bytes_compared);

@@ -21,6 +21,7 @@ use crate::network::{Ending, Wires};
 use crate::observer::{Observer, SharedWatch, Wanted};
 use crate::options::Options;
 use crate::random::Random;
+use crate::stalls::{self, Stalls};
 use crate::trace;
 use crate::workload::{self, Budget, Plan};
 
@@ -68,6 +69,8 @@ pub(crate) struct Simulation {
     order: Random,
     /// What the verifying clients said at their end.
     pub verified: String,
+    /// How long calls took.
+    pub stalls: Stalls,
 }
 
 fn locked(wires: &Mutex<Wires>) -> MutexGuard<'_, Wires> {
@@ -93,6 +96,7 @@ impl Simulation {
             failed_disks: BTreeSet::new(),
             order: Random::new(options.seed, "order"),
             verified: String::new(),
+            stalls: Stalls::default(),
             options,
         };
         simulation.history.borrow_mut().is_strict = simulation.options.shares_files;
@@ -493,7 +497,7 @@ impl Simulation {
 
     fn heal(&mut self) {
         trace::note("phase: heal");
-        for mend in self.nemesis.surrender() {
+        for mend in self.nemesis.surrender(self.now_ms) {
             self.mend(mend);
         }
         {
@@ -526,6 +530,9 @@ impl Simulation {
             self.failed("progress", "clients have not finished after everything was healed");
             return;
         }
+        let stalls = stalls::judge(&self.history.borrow().calls, &self.nemesis.spans);
+        stalls.broken.iter().for_each(|detail| self.failed("bounded stalls", detail));
+        self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
     }
 

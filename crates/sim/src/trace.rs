@@ -56,6 +56,11 @@ pub(crate) fn set_now(now_ms: u64) {
     with(|trace| trace.now_ms = now_ms);
 }
 
+/// The simulated time.
+pub(crate) fn now_ms() -> u64 {
+    with(|trace| trace.now_ms)
+}
+
 /// Whose code runs from here on.
 pub(crate) fn set_machine(name: &'static str) {
     with(|trace| trace.machine = name);

@@ -10,6 +10,7 @@ use milpa_types::{InodeId, Name};
 
 use crate::history::SharedHistory;
 use crate::random::Random;
+use crate::stalls::Ended;
 use crate::trace;
 
 /// How many operations are left to do, for all workers of all clients.
@@ -144,7 +145,10 @@ impl Worker {
         let error = result.as_ref().err();
         let end = error.map_or("ok".to_owned(), ToString::to_string);
         trace::note(&format!("{operation} {what}: {end} ({took_ms} ms)"));
-        self.plan.history.borrow_mut().count(operation, took_ms, error);
+        let mut history = self.plan.history.borrow_mut();
+        history.count(operation, took_ms, error);
+        let (what, at_ms) = (what.to_owned(), trace::now_ms());
+        history.calls.push(Ended { operation, what, at_ms, took_ms });
     }
 
     pub(super) fn directory(&mut self) -> InodeId {

@@ -1,0 +1,100 @@
+//! No call waits for long: after any single failure 10 s at most.
+//!
+//! What is broken at a time is known to the nemesis, as [`Span`]s. The bound applies to a call if no more
+//! than one server was broken from a while before the call began until it ended: two at once may have to
+//! be waited for until one is back, up to the client's deadline. Faults that concern many machines
+//! at once, or make one slow without breaking it, count as two.
+
+use std::collections::BTreeSet;
+
+/// What a call may take after a single failure.
+const BOUND_MS: u64 = 10_000;
+/// A server that is back has to catch up before another failure is one by itself.
+const SETTLE_MS: u64 = 10_000;
+
+/// A time in which something was broken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    pub from_ms: u64,
+    pub until_ms: u64,
+    /// The one server that was; `None` for more than that.
+    pub place: Option<usize>,
+}
+
+/// A call that has ended.
+#[derive(Clone, Debug)]
+pub(crate) struct Ended {
+    pub operation: &'static str,
+    pub what: String,
+    pub at_ms: u64,
+    pub took_ms: u64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Stalls {
+    /// Calls to which the bound applied.
+    pub bounded: u64,
+    /// The longest of them.
+    pub longest_ms: u64,
+    /// Those that broke it.
+    pub broken: Vec<String>,
+}
+
+/// Holds every call against what was broken meanwhile.
+pub(crate) fn judge(calls: &[Ended], spans: &[Span]) -> Stalls {
+    let mut stalls = Stalls::default();
+    for call in calls.iter().filter(|call| applies(call, spans)) {
+        stalls.bounded += 1;
+        stalls.longest_ms = stalls.longest_ms.max(call.took_ms);
+        if call.took_ms > BOUND_MS {
+            let Ended { operation, what, at_ms, took_ms } = call;
+            let at = *at_ms as f64 / 1000.0;
+            stalls.broken.push(format!("{operation} {what} took {took_ms} ms, until {at:.3} s"));
+        }
+    }
+    stalls
+}
+
+fn applies(call: &Ended, spans: &[Span]) -> bool {
+    let began_ms = call.at_ms.saturating_sub(call.took_ms);
+    let meanwhile = spans.iter().filter(|span| {
+        span.from_ms <= call.at_ms && began_ms <= span.until_ms.saturating_add(SETTLE_MS)
+    });
+    let mut broken = BTreeSet::new();
+    for span in meanwhile {
+        let Some(place) = span.place else { return false };
+        broken.insert(place);
+    }
+    broken.len() <= 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(at_ms: u64, took_ms: u64) -> Ended {
+        Ended { operation: "read", what: String::new(), at_ms, took_ms }
+    }
+
+    fn span(from_ms: u64, until_ms: u64, place: Option<usize>) -> Span {
+        Span { from_ms, until_ms, place }
+    }
+
+    #[test]
+    fn a_stall_counts_unless_two_servers_were_broken() {
+        let calls = [call(20_000, 15_000), call(21_000, 9_000)];
+        let found = |spans: &[Span]| {
+            let stalls = judge(&calls, spans);
+            (stalls.bounded, stalls.longest_ms, stalls.broken.len())
+        };
+        let one = span(4_000, 6_000, Some(1));
+        assert_eq!(found(&[]), (2, 15_000, 1), "nothing was broken");
+        assert_eq!(found(&[one]), (2, 15_000, 1));
+        assert_eq!(found(&[one, span(7_000, 9_000, Some(1))]), (2, 15_000, 1), "the same again");
+        assert_eq!(found(&[one, span(19_000, u64::MAX, Some(2))]), (0, 0, 0));
+        assert_eq!(found(&[one, span(1_000, 1_500, Some(2))]), (1, 9_000, 0), "settled by then");
+        assert_eq!(found(&[span(10_000, 11_000, None)]), (0, 0, 0), "many at once");
+        assert_eq!(found(&[span(22_000, 23_000, None)]), (2, 15_000, 1), "later");
+    }
+}
