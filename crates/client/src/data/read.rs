@@ -19,11 +19,15 @@ const TRY_WAIT: Duration = Duration::from_secs(3);
 const HEDGE_AFTER_MIN: Duration = Duration::from_millis(20);
 /// And at the latest after this long, however slow reads have been.
 const HEDGE_AFTER_MAX: Duration = Duration::from_secs(1);
+/// Bytes that no member has may be on their way to one for so long, before the caller must look whether
+/// the file still has them.
+const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// Leaders' names followed within one round.
 const REDIRECTS_MAX: u32 = 3;
 
 impl DataClient {
-    /// Reads `length` bytes, at most a transfer's worth, that a key says are there.
+    /// Reads `length` bytes, at most a transfer's worth, that a key says are there. `NoExtent` and
+    /// `NotHere` mean that the key may be out of date.
     pub(crate) async fn read(&self, column: Column, length: u32) -> Result<Bytes, FsError> {
         let mut retry = Retry::new(&self.core, "read");
         loop {
@@ -38,6 +42,9 @@ impl DataClient {
             retry.note(&trouble);
             match trouble.answer() {
                 Some(DataError::NoExtent) => return Err(DataError::NoExtent.into()),
+                Some(DataError::NotHere) if retry.elapsed() >= LOOK_AFTER => {
+                    return Err(DataError::NotHere.into());
+                }
                 Some(error @ (DataError::Corrupt { .. } | DataError::Invalid)) => {
                     return Err(error.clone().into());
                 }

@@ -8,6 +8,7 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 
 use super::FileState;
 use super::content::Source;
+use crate::core::Retry;
 use crate::error::FsError;
 use crate::flights::join_all;
 use crate::handle::HandleId;
@@ -48,6 +49,7 @@ impl Inner {
         length: u32,
     ) -> Result<Vec<Bytes>, FsError> {
         let mut reloads = 0;
+        let mut retry = Retry::new(&self.core, "read");
         loop {
             if file.shared().content.stale {
                 self.reload(file).await?;
@@ -61,6 +63,12 @@ impl Inner {
                 }
                 Err(FsError::Data(DataError::NoExtent)) => {
                     return Err(FsError::Stale("the file's bytes were deleted"));
+                }
+                // On no member yet, or on none any more.
+                Err(FsError::Data(DataError::NotHere)) => {
+                    retry.note(DataError::NotHere);
+                    retry.pause().await?;
+                    file.shared().content.stale = true;
                 }
                 result => return result,
             }

@@ -296,6 +296,31 @@ async fn the_leaders_word_that_overwritten_bytes_are_gone_is_enough() {
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
+/// The story: as above, and what was left of the extent at one member was too short for the read, which
+/// might have meant that the rest was on its way. The file, though, was long gone.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_bytes_looks_whether_the_file_still_has_them() {
+    let cluster = Cluster::new();
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let whole = pattern(1, 100_000);
+    write(&client, "/f", &whole).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    cluster.rule(|call| is_read(call).then_some(Fault::Data(DataError::NotHere)));
+    let (reader, started) = (client.clone(), Instant::now());
+    let reading = tokio::spawn(async move { reader.read(handle, 0, 100_000).await });
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    assert!(!reading.is_finished(), "the file has them, so they are waited for");
+    cluster.heal();
+    assert!(reading.await.unwrap().unwrap().concat() == whole);
+    assert!(started.elapsed() < Duration::from_secs(21));
+    cluster.rule(|call| is_read(call).then_some(Fault::Data(DataError::NotHere)));
+    other.open(inode, OpenFlags { truncate: true, ..OpenFlags::read_write() }).await.unwrap();
+    let started = Instant::now();
+    assert!(client.read(handle, 0, 100_000).await.unwrap().is_empty(), "it has been cut");
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_slow_replica_does_not_slow_a_read() {
     let cluster = Cluster::new();
