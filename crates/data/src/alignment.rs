@@ -77,7 +77,7 @@ pub fn decide(claims: &[Claim], committed: u64, complete: bool, prefer: NodeId) 
 
 #[cfg(test)]
 mod tests {
-    use milpa_types::{Epoch, ExtentId};
+    use milpa_types::{Epoch, ExtentId, InodeId, SessionId};
     use proptest::prelude::*;
 
     use super::*;
@@ -86,6 +86,8 @@ mod tests {
         ExtentState {
             extent: ExtentId(1),
             epoch: Epoch(1),
+            inode: InodeId(5),
+            session: SessionId(9),
             length,
             committed,
             sealed,

@@ -314,6 +314,10 @@ pub struct ExtentState {
     pub extent: ExtentId,
     /// The epoch in which it is or was appended.
     pub epoch: Epoch,
+    /// The inode that owns it; 0 for a small extent.
+    pub inode: InodeId,
+    /// The session that writes it; 0 for a small extent.
+    pub session: SessionId,
     /// Bytes held whose checksums are valid.
     pub length: u64,
     /// Bytes known to be on all members.

@@ -12,7 +12,7 @@ use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX
 use tokio::task::JoinSet;
 
 use crate::alignment::{Claim, Decision, decide};
-use crate::store::{ExtentDetails, NewExtent, StoreError};
+use crate::store::{NewExtent, StoreError};
 
 use super::disk::Disk;
 use super::fill::Filling;
@@ -74,6 +74,17 @@ async fn left_of<F: Future<Output = bool> + 'static>(
             None => return left,
         }
     }
+}
+
+/// The extent as a replica that has nothing of it must make it. Whose it is, is known to those who
+/// took its first bytes from the primary, and to those who were told by one of them: a replica that
+/// did not know could not offer it, and would keep what the others delete.
+fn described(extent: ExtentId, claims: &[Claim]) -> NewExtent {
+    let states = || claims.iter().filter_map(|claim| claim.state);
+    let epoch = states().map(|state| state.epoch).min().unwrap_or_default();
+    let owners = states().map(|state| (state.inode, state.session));
+    let (inode, session) = owners.max_by_key(|(inode, _)| *inode).unwrap_or_default();
+    NewExtent { id: extent, epoch, inode, session }
 }
 
 impl Disk {
@@ -285,16 +296,10 @@ impl Run {
             tracing::error!(partition = %self.filling.partition, %extent, length, lost_to,
                 "acknowledged bytes that were never flushed are on no replica any more");
         }
-        let appended = claims
-            .iter()
-            .filter_map(|claim| claim.state)
-            .map(|state| state.epoch)
-            .min()
-            .unwrap_or_default();
-        let details = match self.align_here(extent, appended, length, source).await? {
-            Some(details) => details,
-            None => return Ok(()),
-        };
+        let new = described(extent, claims);
+        if !self.align_here(new, length, source).await? {
+            return Ok(());
+        }
         let mut result = if complete { Ok(()) } else { Err(DataError::Busy) };
         for claim in claims.iter().filter(|claim| claim.node != self.node) {
             let even = claim.state.is_some_and(|state| state.sealed && state.length == length);
@@ -302,42 +307,39 @@ impl Run {
                 continue;
             }
             let source = self.source_for(claim.node, claims, length);
-            if let Err(error) = self.tell(claim.node, &details, length, source).await {
+            if let Err(error) = self.tell(claim.node, new, length, source).await {
                 result = Err(error);
             }
         }
         result
     }
 
-    /// Makes this replica whole first: the others fetch from it. `None` if nobody holds a byte of it.
+    /// Makes this replica whole first: the others fetch from it. False if nobody holds a byte of it.
     ///
     /// An extent may be removed on the way: all its bytes are dead, and it waited for its seal. Then
     /// the next run passes the word on; without it the others would wait for theirs for ever.
     async fn align_here(
         &self,
-        extent: ExtentId,
-        appended: Epoch,
+        new: NewExtent,
         length: u64,
         source: NodeId,
-    ) -> Result<Option<ExtentDetails>, DataError> {
+    ) -> Result<bool, DataError> {
         let (filling, store) = (&self.filling, self.filling.store.clone());
+        let extent = new.id;
         let key = (filling.partition, extent);
         let seal =
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
         let sealed = filling.shared.run_ordered(filling.disk, key, seal).await;
         match sealed.ok_or(DataError::Busy)? {
             Ok(()) => {}
-            Err(StoreError::NoExtent) if length == 0 => return Ok(None),
+            Err(StoreError::NoExtent) if length == 0 => return Ok(false),
             Err(StoreError::Shorter { .. } | StoreError::NoExtent) if source != self.node => {
-                // Nobody here knows whose it was; the others do, and offer it if need be.
-                let (inode, session) = Default::default();
-                let new = NewExtent { id: extent, epoch: appended, inode, session };
                 filling.fill(new, length, source).await?;
             }
             Err(error) => return Err(error.into()),
         }
-        let details = filling.store.details(&[extent]).first().copied();
-        details.map(Some).ok_or(DataError::NoExtent)
+        let is_here = !filling.store.states(&[extent]).is_empty();
+        if is_here { Ok(true) } else { Err(DataError::NoExtent) }
     }
 
     /// Who sends a member what it lacks: this node, or another one that has as much.
@@ -355,18 +357,18 @@ impl Run {
     async fn tell(
         &self,
         member: NodeId,
-        details: &ExtentDetails,
+        new: NewExtent,
         length: u64,
         source: NodeId,
     ) -> Result<(), DataError> {
         let request = DataRequest::Seal {
             partition: self.filling.partition,
             epoch: self.configuration.epoch,
-            extent: details.state.extent,
+            extent: new.id,
             length,
-            appended: details.state.epoch,
-            inode: details.inode,
-            session: details.session,
+            appended: new.epoch,
+            inode: new.inode,
+            session: new.session,
             source,
         };
         match self.filling.shared.ask_node(member, &request, Bytes::new(), SEAL_WAIT).await {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use milpa_host::clock::now_us;
 use milpa_host::rpc::Reply;
-use milpa_types::{DataError, Epoch, ExtentId, InodeId, NodeId, PartitionId, SessionId};
+use milpa_types::{DataError, ExtentId, InodeId, NodeId, PartitionId, SessionId};
 use milpa_wire::data::{Append, DataAnswer, DataRequest, Replicate, TRANSFER_BYTES_MAX};
 
 use crate::append::{
@@ -432,6 +432,9 @@ impl Disk {
         let Some(partition) = self.partitions.get(&id) else { return };
         let (store, epoch) = (Arc::clone(&partition.store), partition.configuration.epoch);
         let members = partition.configuration.members.clone();
+        let owner = store.states(&[extent]).first().map(|state| (state.inode, state.session));
+        let (inode, session) = owner.unwrap_or_default();
+        let new = NewExtent { id: extent, epoch, inode, session };
         self.workers.ordered(
             (id, extent),
             move || {
@@ -445,20 +448,14 @@ impl Disk {
             },
         );
         for member in members.into_iter().filter(|member| *member != self.shared.node) {
-            self.post_seal(id, epoch, extent, length, member);
+            self.post_seal(id, new, length, member);
         }
     }
 
-    fn post_seal(
-        &self,
-        partition: PartitionId,
-        epoch: Epoch,
-        extent: ExtentId,
-        length: u64,
-        member: NodeId,
-    ) {
+    fn post_seal(&self, partition: PartitionId, new: NewExtent, length: u64, member: NodeId) {
         let (shared, disk) = (Rc::clone(&self.shared), self.index);
-        let (appended, inode, session) = (epoch, InodeId(0), SessionId(0));
+        let NewExtent { id: extent, epoch, inode, session } = new;
+        let appended = epoch;
         let source = self.shared.node;
         let request = DataRequest::Seal {
             partition,

@@ -123,10 +123,10 @@ fn question(
         let then = next.map_or(Outcome::Settled, Outcome::UpTo);
         return Question { extent, offers: offers.collect(), then };
     }
-    let owners = store.details(&[extent]).into_iter().filter(|details| details.inode.0 != 0);
-    let offers = owners.map(|details| ExtentOffer {
-        inode: details.inode,
-        session: details.session,
+    let owners = store.states(&[extent]).into_iter().filter(|state| state.inode.0 != 0);
+    let offers = owners.map(|state| ExtentOffer {
+        inode: state.inode,
+        session: state.session,
         range: FreedRange { partition, extent, offset: 0, length: u64::MAX },
     });
     Question { extent, offers: offers.collect(), then: Outcome::Settled }

@@ -90,10 +90,6 @@ pub struct NewExtent {
 pub struct ExtentDetails {
     /// As it travels.
     pub state: ExtentState,
-    /// The inode that owns it; 0 for a small extent.
-    pub inode: InodeId,
-    /// The session that writes it; 0 for a small extent.
-    pub session: SessionId,
     /// Bytes that are on the disk.
     pub flushed: u64,
 }

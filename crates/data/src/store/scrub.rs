@@ -148,14 +148,14 @@ fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
         state: ExtentState {
             extent: extent.id,
             epoch: extent.epoch,
+            inode: extent.inode,
+            session: extent.session,
             length: state.length,
             committed: state.committed,
             sealed: state.sealed,
             overwritten: state.overwritten,
             allocated,
         },
-        inode: extent.inode,
-        session: extent.session,
         flushed: state.flushed,
     }
 }

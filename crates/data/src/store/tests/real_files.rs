@@ -37,7 +37,7 @@ fn a_partition_survives_a_restart() {
     assert_eq!(store.read(LARGE, 0, 250_000).unwrap().bytes, bytes[..250_000]);
     assert!(store.read(LARGE, 0, 250_001).is_err());
     let details = store.details(&[])[0];
-    assert_eq!((details.inode, details.session), (InodeId(11), SessionId(13)));
+    assert_eq!((details.state.inode, details.state.session), (InodeId(11), SessionId(13)));
     assert!(details.state.sealed && details.flushed == 250_000);
 }
 
