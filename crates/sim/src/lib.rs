@@ -26,7 +26,9 @@
 //! client, or between the kernel and us. The tests on real mounts do.
 
 mod cluster;
-mod disk;
+// Public for the fault layer under real processes (milpa-faultfs); the names tell.
+#[allow(missing_docs)]
+pub mod disk;
 mod entropy;
 mod history;
 mod machine;
@@ -35,7 +37,8 @@ mod network;
 mod observer;
 mod options;
 mod outcome;
-mod random;
+#[allow(missing_docs)]
+pub mod random;
 mod simulation;
 mod stalls;
 mod trace;

@@ -3,7 +3,7 @@
 
 /// xoshiro256** (Blackman and Vigna), seeded by splitmix64.
 #[derive(Clone, Debug)]
-pub(crate) struct Random([u64; 4]);
+pub struct Random([u64; 4]);
 
 /// One step of splitmix64: also how a seed and a label become another seed.
 fn mix(state: &mut u64) -> u64 {

@@ -10,7 +10,7 @@ use super::platter::{Entry, NameChange, Platter};
 
 /// The disk as one life of a node sees it.
 #[derive(Clone, Debug)]
-pub(crate) struct Mount {
+pub struct Mount {
     platter: Arc<Mutex<Platter>>,
     life: u64,
     device: u64,
@@ -47,6 +47,20 @@ impl Mount {
 
     fn handle(&self, number: u64) -> Arc<dyn SimulatedFile> {
         Arc::new(Handle { mount: self.clone(), number })
+    }
+}
+
+impl Mount {
+    /// Whether the path names a directory.
+    ///
+    /// # Errors
+    ///
+    /// `NotFound`; EIO once this life is over.
+    pub fn is_directory(&self, path: &Path) -> io::Result<bool> {
+        match self.alive()?.names.get(path) {
+            Some(entry) => Ok(*entry == Entry::Directory),
+            None => Err(io::ErrorKind::NotFound.into()),
+        }
     }
 }
 

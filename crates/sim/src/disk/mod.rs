@@ -8,5 +8,5 @@ mod content;
 mod files;
 mod platter;
 
-pub(crate) use files::Mount;
-pub(crate) use platter::{DiskCounts, DiskOptions, NameLoss, Ordered, Platter};
+pub use files::Mount;
+pub use platter::{DiskCounts, DiskOptions, NameLoss, Ordered, Platter};

@@ -11,16 +11,20 @@ use crate::random::Random;
 
 /// How an unsynced change of a directory may get lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NameLoss {
+pub enum NameLoss {
     /// The newest ones first, as on a file system with a metadata journal.
     Newest,
     /// Any of them, as POSIX allows.
     Any,
 }
 
+/// Above this much unsynced in one file, it is written back without a sync.
+const DIRTY_BYTES_MAX: u64 = 64 << 20;
+const DIRTY_CHANGES_MAX: usize = 1 << 16;
+
 /// How a disk misbehaves.
 #[derive(Clone, Debug)]
-pub(crate) struct DiskOptions {
+pub struct DiskOptions {
     pub capacity_bytes: u64,
     pub name_loss: NameLoss,
     /// Failed reads, in a million (F9).
@@ -89,20 +93,28 @@ pub(super) struct FileNode {
     pub current: Content,
     durable: Content,
     unsynced: Vec<Change>,
+    /// What `unsynced` holds in memory.
+    dirty_bytes: u64,
 }
 
 /// Failures that were ordered for the calls to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ordered {
+pub enum Ordered {
     /// The next write fails with EIO.
     FailWrite,
     /// The next sync fails with EIO.
     FailSync,
+    /// The next read fails with EIO (F9).
+    FailRead,
+    /// The next write is acknowledged and goes nowhere (F4).
+    LoseWrite,
+    /// The next write lands in another block of its file (F6).
+    MisdirectWrite,
 }
 
 /// How often something happened to a disk.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct DiskCounts {
+pub struct DiskCounts {
     pub reads: u64,
     pub writes: u64,
     pub syncs: u64,
@@ -150,7 +162,7 @@ impl DiskCounts {
 
 /// One disk.
 #[derive(Debug)]
-pub(crate) struct Platter {
+pub struct Platter {
     pub options: DiskOptions,
     pub random: Random,
     /// Raised at each end of a life of the node: handles of older lives are dead.
@@ -162,6 +174,8 @@ pub(crate) struct Platter {
     /// After this many further effects the disk freezes (F1).
     pub freeze_after: Option<u64>,
     pub ordered: VecDeque<Ordered>,
+    /// Syncs succeed and make nothing durable.
+    pub drops_syncs: bool,
     pub counts: DiskCounts,
     pub(super) names: Names,
     durable_names: Names,
@@ -187,6 +201,7 @@ impl Platter {
             halted: Arc::default(),
             freeze_after: None,
             ordered: VecDeque::new(),
+            drops_syncs: false,
             counts: DiskCounts::default(),
             names: root.clone(),
             durable_names: root,
@@ -222,13 +237,27 @@ impl Platter {
         Ok(())
     }
 
-    fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
-        if self.ordered.front() == Some(&kind) {
+    /// Whether this was ordered for the next call of its kind.
+    fn takes_order(&mut self, kind: Ordered) -> bool {
+        let is_next = self.ordered.front() == Some(&kind);
+        if is_next {
             self.ordered.pop_front();
+        }
+        is_next
+    }
+
+    fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
+        if self.takes_order(kind) {
             self.counts.errors += 1;
             return Err(eio());
         }
         Ok(())
+    }
+
+    /// Whether this sync is one that only pretends.
+    fn drops_sync(&mut self) -> bool {
+        self.counts.dropped_syncs += u64::from(self.drops_syncs);
+        self.drops_syncs
     }
 
     pub(super) fn file(&mut self, number: u64) -> io::Result<&mut FileNode> {
@@ -260,6 +289,9 @@ impl Platter {
     pub(super) fn sync_names(&mut self, directory: &Path) -> io::Result<()> {
         self.counts.syncs += 1;
         self.ordered(Ordered::FailSync)?;
+        if self.drops_sync() {
+            return Ok(());
+        }
         let keeps_order = self.options.name_loss == NameLoss::Newest;
         let (synced, unsynced): (Vec<_>, Vec<_>) = std::mem::take(&mut self.unsynced_names)
             .into_iter()
@@ -296,6 +328,7 @@ impl Platter {
 
     pub(super) fn read(&mut self, number: u64, buffer: &mut [u8], at: u64) -> io::Result<usize> {
         self.counts.reads += 1;
+        self.ordered(Ordered::FailRead)?;
         let parts = self.options.read_errors;
         if self.random.per_million(parts) {
             self.counts.errors += 1;
@@ -307,6 +340,11 @@ impl Platter {
     pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.counts.writes += 1;
         self.ordered(Ordered::FailWrite)?;
+        if self.takes_order(Ordered::LoseWrite) {
+            self.counts.lost_writes += 1;
+            return Ok(());
+        }
+        let offset = self.lands_at(number, offset)?;
         let capacity = self.options.capacity_bytes;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
         let added = file.current.missing_blocks(offset, bytes.len() as u64) * BLOCK;
@@ -317,11 +355,27 @@ impl Platter {
         self.allocated += added;
         file.current.write(bytes, offset);
         let is_bulk = bytes.len() as u64 > BLOCK && bytes.iter().all(|byte| *byte == 0);
-        file.unsynced.push(match is_bulk {
-            true => Change::Zeros(offset, bytes.len() as u64),
-            false => Change::Write(bytes.to_vec(), offset),
-        });
+        if is_bulk {
+            file.unsynced.push(Change::Zeros(offset, bytes.len() as u64));
+        } else {
+            file.unsynced.push(Change::Write(bytes.to_vec(), offset));
+            file.dirty_bytes += bytes.len() as u64;
+        }
+        file.write_back();
         Ok(())
+    }
+
+    /// Where a write to `offset` goes: elsewhere, if that was ordered.
+    fn lands_at(&mut self, number: u64, offset: u64) -> io::Result<u64> {
+        if !self.takes_order(Ordered::MisdirectWrite) {
+            return Ok(offset);
+        }
+        self.counts.misdirected += 1;
+        let own = offset / BLOCK;
+        let mut others = self.file(number)?.current.block_numbers();
+        others.retain(|block| *block != own);
+        let block = self.random.pick(&others).copied().unwrap_or(own + 1);
+        Ok(block * BLOCK + offset % BLOCK)
     }
 
     pub(super) fn punch(&mut self, number: u64, offset: u64, length: u64) -> io::Result<()> {
@@ -348,13 +402,24 @@ impl Platter {
             // As Linux does: the pages are marked clean, whatever became of them.
             if let Some(file) = self.files.get_mut(&number) {
                 file.unsynced.clear();
+                file.dirty_bytes = 0;
                 file.current = file.durable.clone();
             }
             self.count_allocated();
             return Err(error);
         }
-        self.file(number)?.sync();
+        if !self.drops_sync() {
+            self.file(number)?.sync();
+        }
         Ok(())
+    }
+
+    /// Makes everything durable, as a machine does before it is switched off.
+    pub fn sync_everything(&mut self) {
+        let changes = std::mem::take(&mut self.unsynced_names);
+        changes.iter().for_each(|change| change.apply(&mut self.durable_names));
+        self.files.values_mut().for_each(FileNode::sync);
+        self.forget_unnamed();
     }
 
     fn count_allocated(&mut self) {
@@ -458,12 +523,22 @@ enum Fate {
 }
 
 impl FileNode {
+    /// What a kernel does when too much of a file is dirty; it also bounds our memory.
+    fn write_back(&mut self) {
+        if self.dirty_bytes > DIRTY_BYTES_MAX || self.unsynced.len() > DIRTY_CHANGES_MAX {
+            self.sync();
+        }
+    }
+
     fn sync(&mut self) {
         if self.unsynced.is_empty() {
             return;
         }
         let blocks: u64 = self.unsynced.iter().map(Change::blocks).sum();
-        if blocks > 256 || self.unsynced.iter().any(|c| matches!(c, Change::Truncate(_))) {
+        // What is less work: both give the same.
+        if blocks > 256.max(self.current.allocated() / BLOCK / 8)
+            || self.unsynced.iter().any(|c| matches!(c, Change::Truncate(_)))
+        {
             self.durable = self.current.clone();
         } else {
             for change in &self.unsynced {
@@ -475,6 +550,7 @@ impl FileNode {
             self.durable.length = self.current.length;
         }
         self.unsynced.clear();
+        self.dirty_bytes = 0;
     }
 
     fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) {
@@ -498,6 +574,7 @@ impl FileNode {
                 _ => counts.lost_writes += 1,
             }
         }
+        self.dirty_bytes = 0;
         self.current = self.durable.clone();
     }
 }
