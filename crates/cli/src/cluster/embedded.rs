@@ -12,6 +12,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 
 use milpa_data::{DataNodeConfig, DiskConfig};
+use milpa_host::disk;
 use milpa_host::keys::Key;
 use milpa_manager::ManagerConfig;
 use milpa_meta::MetaNodeConfig;
@@ -123,7 +124,8 @@ fn create(choices: &Choices, base: &Path) -> Outcome {
     let io = |e: std::io::Error| {
         Failure::user(format!("cannot create a cluster in {}", base.display())).because(&e)
     };
-    std::fs::create_dir_all(base.join("logs")).map_err(io)?;
+    // All of it durably: without this file and the key nobody finds the bytes that are synced later.
+    disk::create_directory(&base.join("logs")).map_err(io)?;
     let base = base.canonicalize().map_err(io)?;
     let or_usual = |count: usize| if count == 0 { NODES } else { count };
     let counts = (or_usual(choices.meta_nodes), or_usual(choices.data_nodes));
@@ -139,20 +141,18 @@ fn create(choices: &Choices, base: &Path) -> Outcome {
     let http: Vec<SocketAddr> = managers.iter().map(|m| m.http_listen).collect();
     let mut data_nodes = 0;
     for process in &processes {
-        let disk = disk_directory(choices, process, data_nodes)?;
+        let data = disk_directory(choices, process, data_nodes)?;
         data_nodes += usize::from(process.role == Role::Data);
-        let config = config_text(process, &file, &http, disk)?;
-        std::fs::create_dir_all(&process.directory).map_err(io)?;
-        std::fs::write(process.directory.join(CONFIG_FILE), config).map_err(io)?;
+        let config = config_text(process, &file, &http, data)?;
+        disk::create_directory(&process.directory).map_err(io)?;
+        disk::replace(&process.directory.join(CONFIG_FILE), config.as_bytes()).map_err(io)?;
     }
     let key = Key::random().map_err(|e| Failure::user("cannot make a key").because(&e))?;
     key.write_new(&base.join("cluster.key"))
         .map_err(|e| Failure::user("cannot write the key").because(&e))?;
     // Last and in one step: a directory without this file is no cluster.
     let text = toml::to_string_pretty(&file).map_err(|e| Failure::user("bug").because(&e))?;
-    let fresh = base.join("cluster.toml.new");
-    std::fs::write(&fresh, text).map_err(io)?;
-    std::fs::rename(&fresh, base.join(CLUSTER_FILE)).map_err(io)
+    disk::replace(&base.join(CLUSTER_FILE), text.as_bytes()).map_err(io)
 }
 
 fn random_id() -> Outcome<u128> {
