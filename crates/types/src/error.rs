@@ -223,6 +223,12 @@ pub enum DataError {
     /// Offsets or lengths that make no sense.
     #[error("invalid request")]
     Invalid,
+    /// No replica has the bytes: they were never flushed, and power failed everywhere.
+    #[error("bytes that were never synced were lost when power failed on all replicas")]
+    Lost {
+        /// The extent's bytes below this are there.
+        length: u64,
+    },
 }
 
 impl DataError {
@@ -241,7 +247,7 @@ impl DataError {
             | E::ReadOnly
             | E::DiskFailed
             | E::MemberSilent { .. } => Next::RetryElsewhere,
-            E::NoExtent | E::Invalid => Next::GiveUp,
+            E::NoExtent | E::Invalid | E::Lost { .. } => Next::GiveUp,
         }
     }
 

@@ -1,8 +1,8 @@
 //! Messages to and between meta nodes.
 
 use milpa_types::{
-    AttributeChanges, Attributes, FileKind, FreedRange, InodeId, MetaError, MetaSlot, Name, NodeId,
-    PartitionId, Segment, SessionId, Timestamp, VolumeId, VolumeOptions,
+    AttributeChanges, Attributes, ExtentId, FileKind, FreedRange, InodeId, MetaError, MetaSlot,
+    Name, NodeId, PartitionId, Segment, SessionId, Timestamp, VolumeId, VolumeOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -271,6 +271,18 @@ pub enum MetaWrite {
     GrantInodes {
         /// How many, at most 65,536.
         count: u32,
+    },
+    /// No replica has these bytes any more: they were never flushed, and power failed everywhere. The
+    /// file is cut there (`DataError::Lost` was the answer). Bytes that are marked flushed stay.
+    CutLost {
+        /// The file.
+        inode: InodeId,
+        /// Partition of the extent.
+        partition: PartitionId,
+        /// The extent.
+        extent: ExtentId,
+        /// Its bytes from here on are lost.
+        length: u64,
     },
 }
 

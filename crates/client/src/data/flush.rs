@@ -84,7 +84,10 @@ impl DataClient {
                 Err(trouble) => trouble,
             };
             retry.note(&trouble);
-            if let Some(error @ (DataError::NoExtent | DataError::Invalid)) = trouble.answer() {
+            if let Some(
+                error @ (DataError::NoExtent | DataError::Invalid | DataError::Lost { .. }),
+            ) = trouble.answer()
+            {
                 return Err(error.clone().into());
             }
             if trouble.next() != Next::RetrySame {

@@ -101,6 +101,13 @@ impl DataClient {
                 Trouble::Answered { error, .. } if error.next() == Next::GiveUp => {
                     return Err(error.clone().into());
                 }
+                Trouble::Answered { error: DataError::NotHere, .. } => {
+                    // The leader lacks the bytes; whether everybody does, the primary knows.
+                    if let Some(length) = self.lost(replacement.column).await {
+                        return Err(DataError::Lost { length }.into());
+                    }
+                    self.core.views.refresh(&*self.core.transport, &view).await;
+                }
                 Trouble::Answered { error, .. } if error.next() == Next::RetrySame => {}
                 Trouble::Answered { .. } | Trouble::NoRoute(_) => {
                     self.core.views.refresh(&*self.core.transport, &view).await;

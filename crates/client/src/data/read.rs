@@ -45,7 +45,11 @@ impl DataClient {
                 Some(DataError::NotHere) if retry.elapsed() >= LOOK_AFTER => {
                     return Err(DataError::NotHere.into());
                 }
-                Some(error @ (DataError::Corrupt { .. } | DataError::Invalid)) => {
+                Some(
+                    error @ (DataError::Corrupt { .. }
+                    | DataError::Invalid
+                    | DataError::Lost { .. }),
+                ) => {
                     return Err(error.clone().into());
                 }
                 _ => {}
@@ -54,6 +58,16 @@ impl DataClient {
                 self.core.views.refresh(&*self.core.transport, &view).await;
             }
             retry.pause().await?;
+        }
+    }
+
+    /// How much of the extent of `column` there is, if the byte there is on no replica any more.
+    pub(crate) async fn lost(&self, column: Column) -> Option<u64> {
+        let view = self.core.views.current();
+        let partition = view.data(column.partition)?;
+        match self.try_members(&view, partition, column, 1).await.err()?.answer() {
+            Some(DataError::Lost { length }) => Some(*length),
+            _ => None,
         }
     }
 
@@ -206,6 +220,8 @@ fn worse(old: Trouble, new: Trouble) -> Trouble {
         Trouble::NoRoute(_) => 0,
         Trouble::Answered { error: DataError::NoExtent | DataError::Invalid, .. } => 1,
         Trouble::Answered { error: DataError::Corrupt { .. }, .. } => 2,
+        // One that knows is enough.
+        Trouble::Answered { error: DataError::Lost { .. }, .. } => 4,
         _ => 3,
     };
     if rank(&new) >= rank(&old) { new } else { old }

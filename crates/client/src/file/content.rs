@@ -319,6 +319,11 @@ impl Content {
         (!push.appends.is_empty() || !push.replacements.is_empty()).then_some(push)
     }
 
+    /// Whether the next publish moves content from the inode to extents.
+    pub(crate) fn leaves_inode(&self) -> bool {
+        self.inline.is_some() && !self.unpublished.is_empty()
+    }
+
     /// What of the inline content no newer byte covers.
     fn inline_below(&self) -> Vec<(u64, Bytes)> {
         let Some(inline) = &self.inline else { return Vec::new() };
@@ -439,7 +444,7 @@ impl Content {
     /// Whether a publish must wait for another push: what is known here of the content is old, or a
     /// part of it that leaves the inode is not on the data nodes yet.
     pub(crate) fn is_behind(&self) -> bool {
-        let leaves_inode = self.inline.is_some() && !self.unpublished.is_empty();
+        let leaves_inode = self.leaves_inode();
         self.has_untold() && (self.stale || leaves_inode && !self.inline_below().is_empty())
     }
 
@@ -459,7 +464,7 @@ impl Content {
             }
         }
         let untold = std::mem::take(&mut self.untold);
-        let leaves_inode = self.inline.is_some() && !self.unpublished.is_empty();
+        let leaves_inode = self.leaves_inode();
         let is_based = inline.is_some() || leaves_inode;
         Some(Publish {
             inode: self.attributes.inode,
@@ -568,6 +573,11 @@ impl Content {
         self.stale |= has_inline && size > 0;
         self.find_unflushed();
         released
+    }
+
+    /// The segments that may not be on disk, in the file's order.
+    pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
+        self.segments.iter().filter(|segment| !segment.flushed).cloned().collect()
     }
 
     /// What an fsync must have flushed by all members.

@@ -6,6 +6,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod content;
+mod lost;
 pub(crate) mod open;
 mod push;
 mod read;

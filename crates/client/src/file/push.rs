@@ -125,6 +125,11 @@ impl Inner {
         file: &Arc<FileState>,
     ) -> Result<Published, FsError> {
         let inline_bytes_max = self.inline_bytes_max();
+        if file.shared().content.leaves_inode() {
+            // The inode's partition keeps these bytes in synced logs, and lets them go with the publish.
+            let flushed = self.flush_content(file).await;
+            flushed.inspect_err(|error| self.push_failed(file, error))?;
+        }
         loop {
             let begun = {
                 let content = &mut file.shared().content;

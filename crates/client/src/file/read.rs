@@ -55,7 +55,7 @@ impl Inner {
                 self.reload(file).await?;
             }
             let sources = file.shared().content.sources(offset, u64::from(length));
-            match self.gather(sources).await {
+            match self.gather(file, offset, sources).await {
                 // Truncated or replaced by somebody, who had the old bytes deleted.
                 Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {
                     reloads += 1;
@@ -75,10 +75,16 @@ impl Inner {
         }
     }
 
-    /// Fetches what is not here, all of it at once.
-    async fn gather(&self, sources: Vec<Source>) -> Result<Vec<Bytes>, FsError> {
+    /// Fetches what is not here, all of it at once: the bytes from `offset` on. Bytes that were never
+    /// synced and are lost are zeros, or the file ends before them.
+    async fn gather(
+        &self,
+        file: &FileState,
+        offset: u64,
+        sources: Vec<Source>,
+    ) -> Result<Vec<Bytes>, FsError> {
         let mut pieces = Vec::with_capacity(sources.len());
-        let mut calls: Vec<Boxed<'_, Result<Bytes, FsError>>> = Vec::new();
+        let mut calls: Vec<Boxed<'_, Result<Present, FsError>>> = Vec::new();
         let mut places = Vec::new();
         for source in sources {
             match source {
@@ -88,19 +94,66 @@ impl Inner {
                     for (column, length) in transfers(column, length) {
                         places.push(pieces.len());
                         pieces.push(Bytes::new());
-                        calls.push(Box::pin(self.data.read(column, length)));
+                        calls.push(Box::pin(self.read_present(column, length)));
                     }
                 }
             }
         }
+        let mut is_lost = false;
         for (place, fetched) in places.into_iter().zip(join_all(calls).await) {
-            let fetched = fetched?;
+            let Present { bytes, lost } = fetched?;
+            is_lost |= lost > 0;
             if let Some(piece) = pieces.get_mut(place) {
-                *piece = fetched;
+                *piece = padded(bytes, lost);
             }
+        }
+        if is_lost {
+            let end = self.end_without_lost(file).await;
+            shorten(&mut pieces, end.saturating_sub(offset));
         }
         Ok(pieces)
     }
+
+    /// Reads what there is of bytes of which the end may be lost.
+    async fn read_present(&self, column: Column, length: u32) -> Result<Present, FsError> {
+        let there = match self.data.read(column, length).await {
+            Ok(bytes) => return Ok(Present { bytes, lost: 0 }),
+            Err(FsError::Data(DataError::Lost { length })) => length,
+            Err(error) => return Err(error),
+        };
+        let left = there.saturating_sub(column.offset).min(u64::from(length) - 1) as u32;
+        let bytes = match left {
+            0 => Bytes::new(),
+            left => self.data.read(column, left).await?,
+        };
+        Ok(Present { bytes, lost: length - left })
+    }
+}
+
+/// Bytes of an extent, and how many behind them are lost.
+struct Present {
+    bytes: Bytes,
+    lost: u32,
+}
+
+/// Cuts pieces to so many bytes in all.
+fn shorten(pieces: &mut Vec<Bytes>, mut left: u64) {
+    for piece in pieces.iter_mut() {
+        let kept = left.min(piece.len() as u64);
+        piece.truncate(kept as usize);
+        left -= kept;
+    }
+    pieces.retain(|piece| !piece.is_empty());
+}
+
+/// With zeros in the place of what is lost.
+fn padded(bytes: Bytes, lost: u32) -> Bytes {
+    if lost == 0 {
+        return bytes;
+    }
+    let mut padded = bytes.to_vec();
+    padded.resize(bytes.len() + lost as usize, 0);
+    padded.into()
 }
 
 fn push_zeros(pieces: &mut Vec<Bytes>, mut length: u64) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use milpa_types::{InodeId, MetaError};
+use milpa_types::{DataError, InodeId, MetaError};
 
 use super::content::Scope;
 use super::push::{Published, REDOS_MAX};
@@ -77,9 +77,20 @@ impl Inner {
         sync: bool,
     ) -> Result<(), FsError> {
         for _ in 0..REDOS_MAX {
-            self.push(file, io, Scope::All, sync).await?;
-            if self.make_durable(file).await? == Published::All {
-                return Ok(());
+            let pushed = match self.push(file, io, Scope::All, sync).await {
+                Ok(_) => self.make_durable(file).await,
+                Err(error) => Err(error),
+            };
+            match pushed {
+                Ok(Published::All) => return Ok(()),
+                Ok(Published::Behind) => {}
+                Err(error) => {
+                    if matches!(error, FsError::Data(DataError::Lost { .. })) {
+                        // The caller hears of it. From then on the file is what is left of it.
+                        self.cut_lost(file).await?;
+                    }
+                    return Err(error);
+                }
             }
         }
         Err(FsError::Meta(MetaError::Busy))
@@ -90,17 +101,20 @@ impl Inner {
     /// without a flush: they know the volume's options at any time, this client perhaps only older
     /// ones.
     async fn make_durable(self: &Arc<Self>, file: &Arc<FileState>) -> Result<Published, FsError> {
-        let unflushed = file.shared().content.unflushed();
-        let flush = self.data.flush(unflushed.clone());
-        let (flushed, published) = tokio::join!(flush, self.publish(file));
-        match &flushed {
-            Err(error) => file.shared().failed(error),
-            Ok(Reached::Disks) => {
-                let news = file.shared().content.flushed(unflushed);
-                self.marks.add(file.inode, news);
-            }
-            Ok(Reached::Memory) => {}
+        let (flushed, published) = tokio::join!(self.flush_content(file), self.publish(file));
+        if let Err(error) = &flushed {
+            file.shared().failed(error);
         }
         flushed.and(published)
+    }
+
+    /// Has all members flush what was appended before and they may not have on disk.
+    pub(super) async fn flush_content(&self, file: &FileState) -> Result<(), FsError> {
+        let unflushed = file.shared().content.unflushed();
+        if self.data.flush(unflushed.clone()).await? == Reached::Disks {
+            let news = file.shared().content.flushed(unflushed);
+            self.marks.add(file.inode, news);
+        }
+        Ok(())
     }
 }

@@ -29,6 +29,15 @@ impl DataNodes {
         self.counts.get(what).copied().unwrap_or(0)
     }
 
+    /// Power fails everywhere: what no disk has is gone.
+    pub fn cut_power(&mut self) {
+        for extent in self.extents.values_mut() {
+            let kept = extent.on_disk.values().max().copied().unwrap_or(0);
+            extent.bytes.truncate(kept as usize);
+            extent.sealed = true;
+        }
+    }
+
     pub fn answer(
         &mut self,
         view: &VolumeView,
@@ -111,8 +120,9 @@ impl DataNodes {
         assert_eq!(it.checksums, of_payload(payload), "checksums of the payload");
         let extent = self.extents.get_mut(&(it.partition, it.extent)).ok_or(DataError::NoExtent)?;
         let start = it.offset as usize;
-        let target =
-            extent.bytes.get_mut(start..start + payload.len()).ok_or(DataError::Invalid)?;
+        let there = extent.bytes.len() as u64;
+        let target = extent.bytes.get_mut(start..start + payload.len());
+        let target = target.ok_or(DataError::Lost { length: there })?;
         target.copy_from_slice(payload);
         extent.overwritten = true;
         *self.counts.entry("overwrite").or_default() += 1;
@@ -132,7 +142,9 @@ impl DataNodes {
             return Err(DataError::NotPrimary { hint: Some(leader(route)) });
         }
         let (start, length) = (read.offset as usize, read.length as usize);
-        let bytes = extent.bytes.get(start..start + length).ok_or(DataError::NotHere)?;
+        let there = extent.bytes.len() as u64;
+        let bytes = extent.bytes.get(start..start + length);
+        let bytes = bytes.ok_or(DataError::Lost { length: there })?;
         let first = (BLOCK_BYTES as usize - start % BLOCK_BYTES as usize).min(length);
         let (head, rest) = bytes.split_at(first);
         let mut checksums = vec![crc32c(head)];
@@ -152,7 +164,11 @@ impl DataNodes {
         check(view, partition, epoch)?;
         for (id, length) in extents {
             let extent = self.extents.get_mut(&(partition, *id)).ok_or(DataError::NoExtent)?;
-            assert!(*length <= extent.bytes.len() as u64, "flush of what is not there");
+            let there = extent.bytes.len() as u64;
+            if *length > there {
+                assert!(extent.sealed, "flush of what is not there");
+                return Err(DataError::Lost { length: there });
+            }
             extent.on_disk.insert(node, extent.bytes.len() as u64);
         }
         *self.counts.entry("flush").or_default() += 1;

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use milpa_types::{
-    Attributes, FileKind, InodeId, MetaError, MetaSlot, Name, NodeId, PartitionId, Segment,
-    SessionId, Timestamp,
+    Attributes, Columns, ExtentId, FileKind, InodeId, MetaError, MetaSlot, Name, NodeId,
+    PartitionId, Segment, SessionId, Timestamp,
 };
 use milpa_wire::meta::{
     Content, Entry, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics, MetaWrite,
@@ -223,6 +223,12 @@ impl MetaNodes {
                 }
                 Ok(MetaAnswer::Done)
             }
+            MetaWrite::CutLost { inode, partition, extent, length } => {
+                count("cut_lost");
+                let it = self.inode(*inode)?;
+                it.cut_lost((*partition, *extent), *length);
+                Ok(MetaAnswer::Attributes(it.attributes))
+            }
             MetaWrite::Release { inode } => {
                 count("release");
                 self.inode(*inode)?.held.remove(&session);
@@ -368,6 +374,22 @@ impl Inode {
                 .iter()
                 .any(|mark| mark.offset <= segment.offset && segment.end() <= mark.end());
         }
+    }
+
+    fn cut_lost(&mut self, place: (PartitionId, ExtentId), length: u64) {
+        for segment in std::mem::take(&mut self.segments).into_iter().rev() {
+            let Columns::One(column) = segment.columns else { panic!("striped") };
+            let is_hit = (column.partition, column.extent) == place && !segment.flushed;
+            let there = length.saturating_sub(column.offset).min(segment.length);
+            let end = segment.offset + if is_hit { there } else { segment.length };
+            if end < segment.end() && self.attributes.size == segment.end() {
+                self.attributes.size = end;
+            }
+            self.segments.extend(segment.clip(0, end));
+        }
+        self.segments.reverse();
+        self.attributes.content_version += 1;
+        self.attributes.truncation += 1;
     }
 
     fn resize(&mut self, size: u64) {

@@ -81,6 +81,7 @@ impl Disk {
             // Sealed means that its length was decided for all; the commit offset on the disk is
             // a hint, and may be of an earlier time.
             Some(state) if state.sealed && end <= state.length => Ok(()),
+            Some(state) if state.sealed => Err(DataError::Lost { length: state.length }),
             // The primary's word that these bytes are committed is still on its way; or the bytes
             // are, if this replica is being filled.
             Some(_) => Err(DataError::Busy),

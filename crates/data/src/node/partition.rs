@@ -97,6 +97,14 @@ pub(crate) struct Alignment {
     pub failures: u32,
 }
 
+impl Alignment {
+    /// Every extent of every member was compared in this epoch, and none waits for bytes.
+    pub fn is_complete(&self) -> bool {
+        let is_settled = !self.is_running && !self.wants_all && !self.is_unknown;
+        is_settled && self.unaligned == 0 && self.broken.is_empty()
+    }
+}
+
 /// When the extents were last flushed for the log's sake.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoint {

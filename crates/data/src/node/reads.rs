@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::clock::{now_ms, now_us};
 use milpa_host::rpc::Reply;
-use milpa_types::{DataError, PartitionId};
+use milpa_types::{DataError, ExtentId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataReply, Read, TRANSFER_BYTES_MAX};
 
 use crate::store::{StoreError, StoredBytes};
@@ -137,7 +137,35 @@ impl Disk {
             Metrics::get().corrupt_blocks.inc();
             self.repair_block(read.partition, read.extent, *block);
         }
-        result.map_err(data_error)
+        let end = read.offset + u64::from(read.length);
+        result.map_err(|error| self.lost_or(read.partition, read.extent, end, error))
+    }
+
+    /// What others are told of a failure. That a replica lacks bytes usually means that another one has
+    /// them. Nobody has them if they lie behind the end of a sealed extent, or in an extent that the
+    /// primary does not have and the members, compared, do not either: power failed everywhere before
+    /// they were flushed. Nobody then needs to wait for them.
+    pub(crate) fn lost_or(
+        &self,
+        id: PartitionId,
+        extent: ExtentId,
+        end: u64,
+        error: StoreError,
+    ) -> DataError {
+        let Some(partition) = self.partitions.get(&id) else { return data_error(error) };
+        match (&error, partition.store.states(&[extent]).first()) {
+            (StoreError::Shorter { .. }, Some(state)) if state.sealed && end > state.length => {
+                DataError::Lost { length: state.length }
+            }
+            (StoreError::NoExtent, None)
+                if partition.configuration.primary == self.shared.node
+                    && !partition.store.is_removed(extent)
+                    && partition.alignment.is_complete() =>
+            {
+                DataError::Lost { length: 0 }
+            }
+            _ => data_error(error),
+        }
     }
 }
 

@@ -118,11 +118,23 @@ impl Disk {
         self.workers.slow(
             move || {
                 let started = Instant::now();
-                let result = store.flush(&extents).map_err(data_error);
+                let result = store.flush(&extents);
                 Metrics::get().flush_seconds.observe(started.elapsed().as_secs_f64());
+                (store, extents, reply, result)
+            },
+            move |disk, (store, extents, reply, result)| {
+                let result = result.map_err(|error| {
+                    // Which of them it was, the store does not say.
+                    let is_short = |(extent, at_least): &&(ExtentId, u64)| {
+                        store.check_held(&[(*extent, *at_least)]).is_err()
+                    };
+                    match extents.iter().find(is_short) {
+                        Some((extent, at_least)) => disk.lost_or(id, *extent, *at_least, error),
+                        None => data_error(error),
+                    }
+                });
                 answer_done(reply, result);
             },
-            |_, ()| {},
         );
     }
 

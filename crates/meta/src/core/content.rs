@@ -148,6 +148,23 @@ impl Partition {
         self.store(inode, &segment);
     }
 
+    /// Drops this part of what the inode has, and frees it.
+    pub(crate) fn drop_segment(&mut self, id: InodeId, inode: &mut Inode, part: &Segment) {
+        let overlapped: Vec<_> = self.overlapping(id, part.offset, part.end()).collect();
+        for old in overlapped.iter().filter(|old| is_same_place(old, part)) {
+            self.drop_record(id, old);
+            self.add_allocated(inode, 0, old.length);
+            let rests = [old.clip(0, part.offset), old.clip(part.end(), u64::MAX)];
+            for rest in rests.into_iter().flatten() {
+                self.store(id, &rest);
+                self.add_allocated(inode, rest.length, 0);
+            }
+            if let Some(dropped) = old.clip(part.offset, part.end()) {
+                self.free_bytes(&dropped);
+            }
+        }
+    }
+
     /// Drops what lies at or above `size`, and frees it: of a large extent, too, just these bytes,
     /// as its writer may still be adding to it.
     pub(crate) fn cut_segments(&mut self, id: InodeId, inode: &mut Inode, size: u64) {

@@ -5,6 +5,7 @@
 
 mod attributes;
 mod create;
+mod cut_lost;
 mod grant;
 mod link;
 mod publish;
@@ -104,6 +105,9 @@ impl Partition {
                 MetaAnswer::Done
             }),
             MetaWrite::GrantInodes { count } => self.grant_inodes(*count),
+            MetaWrite::CutLost { inode, partition, extent, length } => {
+                self.cut_lost(session, *inode, (*partition, *extent), *length, request.now)
+            }
             // Handled before, as they need no request id.
             MetaWrite::OpenSession | MetaWrite::CloseSession => Err(MetaError::Invalid),
         })

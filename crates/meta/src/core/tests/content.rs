@@ -165,6 +165,33 @@ fn truncation_cuts_frees_and_fences_older_publishes() {
 }
 
 #[test]
+fn a_file_is_cut_where_unflushed_bytes_are_lost() {
+    let mut f = OneFile::new();
+    let flushed = Segment { flushed: true, ..segment(0, 100, LARGE, 0) };
+    f.publish(vec![flushed.clone(), segment(100, 50, LARGE, 100)]).unwrap();
+    f.publish(vec![segment(150, 70, small(), 0), segment(220, 30, ExtentId(6), 0)]).unwrap();
+    let before = f.solo.stat(f.file).unwrap();
+    let cut = |f: &mut OneFile, extent, length| {
+        let (inode, partition) = (f.file, PartitionId(9));
+        f.solo.write(MetaWrite::CutLost { inode, partition, extent, length }).unwrap();
+        f.solo.stat(f.file).unwrap()
+    };
+    assert_eq!(cut(&mut f, ExtentId(7), 0), before, "not of this file");
+    assert_eq!(cut(&mut f, ExtentId(6), 30), before, "nothing lost");
+    let after = cut(&mut f, ExtentId(6), 10);
+    assert_eq!((after.size, after.allocated), (230, 230), "the end is cut off");
+    assert_eq!(after.content_version, before.content_version + 1);
+    // Behind it there is more: a hole.
+    assert_eq!(cut(&mut f, small(), 0).size, 230);
+    // Flushed bytes stay, whoever says that they are lost.
+    assert_eq!(cut(&mut f, LARGE, 40).size, 230);
+    assert_eq!(f.segments(), [flushed, segment(220, 10, ExtentId(6), 0)]);
+    let lost = [freed(ExtentId(6), 10, 20), freed(small(), 0, 70), freed(LARGE, 100, 50)];
+    assert_eq!(f.freed(), lost);
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 110);
+}
+
+#[test]
 fn deletion_frees_large_extents_whole_and_pieces_exactly() {
     let mut f = OneFile::new();
     let parts =
