@@ -8,15 +8,19 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::Outcome;
+use crate::faulty::FaultyDisks;
 use crate::process::{ServerProcess, signal_pid};
 
 /// A running embedded cluster. Dropping it leaves nothing behind.
 #[derive(Debug)]
 pub struct Testbed {
     program: PathBuf,
-    directory: tempfile::TempDir,
+    data: PathBuf,
     processes: Vec<ServerProcess>,
     mounts: Vec<PathBuf>,
+    /// Mounted below `directory`, and so dropped before it.
+    pub(crate) disks: Option<FaultyDisks>,
+    directory: tempfile::TempDir,
 }
 
 /// A mount of a volume.
@@ -57,13 +61,23 @@ struct ClusterFile {
 ///
 /// When it was not built.
 pub fn program() -> Outcome<PathBuf> {
-    if let Some(path) = std::env::var_os("MILPA_PROGRAM") {
-        return Ok(path.into());
+    match std::env::var_os("MILPA_PROGRAM") {
+        Some(path) => Ok(path.into()),
+        None => built("milpa", "milpa-cli"),
     }
+}
+
+/// A program of the build that this test belongs to.
+pub(crate) fn built(name: &str, package: &str) -> Outcome<PathBuf> {
     let own = std::env::current_exe().map_err(|e| e.to_string())?;
-    let candidates = own.ancestors().skip(1).take(2).map(|directory| directory.join("milpa"));
+    let candidates = own.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let found = candidates.into_iter().find(|path| path.is_file());
-    found.ok_or_else(|| "the milpa program is not built: cargo build -p milpa-cli".to_owned())
+    found.ok_or_else(|| format!("{name} is not built: cargo build -p {package}"))
+}
+
+pub(crate) fn temporary_directory(parent: &Path) -> Outcome<tempfile::TempDir> {
+    let made = tempfile::Builder::new().prefix("milpa-testbed-").tempdir_in(parent);
+    made.map_err(|e| format!("no temporary directory: {e}"))
 }
 
 impl Testbed {
@@ -143,10 +157,19 @@ impl Testbed {
     ///
     /// What `milpa up` said.
     pub fn start_in(parent: &Path, arguments: &[&str]) -> Outcome<Testbed> {
-        let directory = tempfile::Builder::new().prefix("milpa-testbed-").tempdir_in(parent);
-        let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
+        let directory = temporary_directory(parent)?;
+        let data = directory.path().join("cluster");
+        Testbed::start_at(directory, data, None, arguments)
+    }
+
+    pub(crate) fn start_at(
+        directory: tempfile::TempDir,
+        data: PathBuf,
+        disks: Option<FaultyDisks>,
+        arguments: &[&str],
+    ) -> Outcome<Testbed> {
         let (processes, mounts) = (Vec::new(), Vec::new());
-        let mut bed = Testbed { program: program()?, directory, processes, mounts };
+        let mut bed = Testbed { program: program()?, data, processes, mounts, disks, directory };
         bed.up(arguments)?;
         Ok(bed)
     }
@@ -183,7 +206,7 @@ impl Testbed {
 
     /// The cluster's data directory.
     pub fn data(&self) -> PathBuf {
-        self.directory.path().join("cluster")
+        self.data.clone()
     }
 
     /// A place for files outside of the cluster.

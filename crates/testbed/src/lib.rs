@@ -12,6 +12,8 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod bed;
+mod faulty;
+pub mod ledger;
 pub mod load;
 mod machines;
 mod process;
@@ -19,6 +21,7 @@ pub mod trace;
 pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};
+pub use faulty::FaultyDisks;
 pub use machines::Machines;
 pub use process::{ServerProcess, kill, memory_bytes, metric};
 

@@ -10,6 +10,7 @@ mod files;
 mod flush;
 mod machines;
 mod names;
+mod power;
 mod repair;
 mod space;
 
