@@ -275,7 +275,9 @@ fn verified_digest(
     state: &ExtentState,
     lengths: &BTreeMap<ExtentId, u64>,
 ) -> Result<ExtentDigest, StoreError> {
-    let length = lengths.get(&state.extent).copied().unwrap_or(state.committed);
+    // All bytes of a sealed extent are committed, whatever the header had heard of that.
+    let committed = if state.sealed { state.length } else { state.committed };
+    let length = lengths.get(&state.extent).copied().unwrap_or(committed);
     if let Some(block) = store.verify(state.extent, 0, u64::MAX)?.damaged.first() {
         return Err(StoreError::Corrupt { block: *block });
     }
