@@ -248,28 +248,3 @@ fn a_power_cut_leaves_a_new_cluster() {
     let fresh = bed.mount("default").unwrap();
     assert!(std::fs::read(fresh.path.join("first")).unwrap() == pattern(seed, 100_000));
 }
-
-/// The test can fail: what is not on disks when fsync returns is lost, and noticed.
-#[test]
-#[ignore = "long: make power"]
-fn power_cuts_take_what_was_acknowledged_from_memory() {
-    let bed = Testbed::start_on_faulty_disks(seed()).unwrap();
-    bed.milpa(&["volume", "create", "scratch", "--durability", "memory"]).unwrap();
-    check_that_it_loses(bed, "scratch");
-}
-
-/// As above, for disks that lie about syncs.
-#[test]
-#[ignore = "long: make power"]
-fn power_cuts_take_what_lying_disks_acknowledged() {
-    let mut bed = Testbed::start_on_faulty_disks(seed()).unwrap();
-    bed.order("data1,data2,data3 drop-syncs on").unwrap();
-    check_that_it_loses(bed, "default");
-}
-
-/// Only acknowledged bytes or names that are missing count, and not that something takes long.
-fn check_that_it_loses(mut bed: Testbed, volume: &'static str) {
-    let (course, done) = run(&mut bed, volume, seed(), 8);
-    println!("{:#?}", course.problems);
-    assert!(!course.problems.is_empty(), "nothing was lost: {done:?}");
-}
