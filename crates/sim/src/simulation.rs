@@ -99,7 +99,7 @@ impl Simulation {
             stalls: Stalls::default(),
             options,
         };
-        simulation.history.borrow_mut().is_strict = simulation.options.shares_files;
+        simulation.history.borrow_mut().is_strict = simulation.options.is_strict;
         let (meta, data) = (simulation.options.meta_nodes, simulation.options.data_nodes);
         let mut victims = Victims {
             managers: simulation.add(Part::Manager, MANAGERS),
@@ -532,6 +532,7 @@ impl Simulation {
         }
         let stalls = stalls::judge(&self.history.borrow().calls, &self.nemesis.spans);
         stalls.broken.iter().for_each(|detail| self.failed("bounded stalls", detail));
+        stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
     }

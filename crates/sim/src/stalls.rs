@@ -3,7 +3,8 @@
 //! What is broken at a time is known to the nemesis, as [`Span`]s. The bound applies to a call if no more
 //! than one server was broken from a while before the call began until it ended: two at once may have to
 //! be waited for until one is back, up to the client's deadline. Faults that concern many machines
-//! at once, or make one slow without breaking it, count as two.
+//! at once, or make one slow without breaking it, count as two. A call that began while two were broken
+//! may wait for them; what it waits after that is measured too.
 
 use std::collections::BTreeSet;
 
@@ -39,28 +40,64 @@ pub(crate) struct Stalls {
     pub longest_ms: u64,
     /// Those that broke it.
     pub broken: Vec<String>,
+    /// Others that went on waiting for longer than that when no more than one server was broken.
+    pub prolonged: Vec<String>,
 }
 
 /// Holds every call against what was broken meanwhile.
 pub(crate) fn judge(calls: &[Ended], spans: &[Span]) -> Stalls {
     let mut stalls = Stalls::default();
-    for call in calls.iter().filter(|call| applies(call, spans)) {
-        stalls.bounded += 1;
-        stalls.longest_ms = stalls.longest_ms.max(call.took_ms);
-        if call.took_ms > BOUND_MS {
-            let Ended { operation, what, at_ms, took_ms } = call;
-            let at = *at_ms as f64 / 1000.0;
-            stalls.broken.push(format!("{operation} {what} took {took_ms} ms, until {at:.3} s"));
+    for call in calls {
+        let Ended { operation, what, at_ms, took_ms } = call;
+        let began_ms = at_ms.saturating_sub(*took_ms);
+        let applies = is_single(spans, began_ms, *at_ms);
+        if applies {
+            stalls.bounded += 1;
+            stalls.longest_ms = stalls.longest_ms.max(*took_ms);
+        }
+        if *took_ms > BOUND_MS {
+            let waited_ms = longest_single(spans, began_ms, *at_ms);
+            let detail = format!(
+                "{operation} {what} took {took_ms} ms, until {:.3} s; {waited_ms} ms of that while one \
+                 server was broken at most",
+                *at_ms as f64 / 1000.0
+            );
+            match waited_ms > BOUND_MS {
+                true if applies => stalls.broken.push(detail),
+                true => stalls.prolonged.push(detail),
+                false => {}
+            }
         }
     }
     stalls
 }
 
-fn applies(call: &Ended, spans: &[Span]) -> bool {
-    let began_ms = call.at_ms.saturating_sub(call.took_ms);
-    let meanwhile = spans.iter().filter(|span| {
-        span.from_ms <= call.at_ms && began_ms <= span.until_ms.saturating_add(SETTLE_MS)
-    });
+/// The longest time between the two in which no more than one server was broken. Another failure grants
+/// the time anew.
+fn longest_single(spans: &[Span], from_ms: u64, to_ms: u64) -> u64 {
+    let ends =
+        spans.iter().flat_map(|span| [span.from_ms, span.until_ms.saturating_add(SETTLE_MS)]);
+    let mut times: BTreeSet<u64> = ends.filter(|time| (from_ms..to_ms).contains(time)).collect();
+    times.extend([from_ms, to_ms]);
+    let (mut longest, mut since, mut before) = (0, from_ms, from_ms);
+    for time in times {
+        if time > before && !is_single(spans, before + 1, time - 1) {
+            since = time;
+        }
+        longest = longest.max(time - since);
+        if spans.iter().any(|span| span.from_ms == time) {
+            since = time;
+        }
+        before = time;
+    }
+    longest
+}
+
+/// Whether no more than one server was broken between the two.
+fn is_single(spans: &[Span], from_ms: u64, to_ms: u64) -> bool {
+    let meanwhile = spans
+        .iter()
+        .filter(|span| span.from_ms <= to_ms && from_ms <= span.until_ms.saturating_add(SETTLE_MS));
     let mut broken = BTreeSet::new();
     for span in meanwhile {
         let Some(place) = span.place else { return false };
@@ -96,5 +133,18 @@ mod tests {
         assert_eq!(found(&[one, span(1_000, 1_500, Some(2))]), (1, 9_000, 0), "settled by then");
         assert_eq!(found(&[span(10_000, 11_000, None)]), (0, 0, 0), "many at once");
         assert_eq!(found(&[span(22_000, 23_000, None)]), (2, 15_000, 1), "later");
+    }
+
+    #[test]
+    fn what_a_call_waits_after_an_overlap_is_measured_too() {
+        let prolonged = |took_ms| {
+            let many = [span(1_000, 2_000, Some(1)), span(1_500, 3_000, Some(2))];
+            let stalls = judge(&[call(2_000 + took_ms, took_ms)], &many);
+            assert_eq!((stalls.bounded, stalls.broken.len()), (0, 0));
+            stalls.prolonged.len()
+        };
+        // The first one has settled at 12,000.
+        assert_eq!(prolonged(19_000), 0);
+        assert_eq!(prolonged(21_000), 1);
     }
 }
