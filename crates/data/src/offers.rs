@@ -16,11 +16,22 @@ use milpa_types::ExtentId;
 /// After "the writer may still publish", or no answer.
 const ASK_AGAIN_MS: u64 = 60_000;
 
+/// An extent as a replica holds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Which.
+    pub extent: ExtentId,
+    /// Bytes, dead ones included.
+    pub length: u64,
+    /// Dead bytes; 0 for a shared extent.
+    pub dead: u64,
+}
+
 /// What is known of one extent.
 #[derive(Clone, Copy, Debug)]
 struct Progress {
-    /// Its length when last looked at, and since when it has that.
-    length: u64,
+    /// What was held of it when last looked at, and since when it is that.
+    held: Held,
     quiet_since_ms: u64,
     /// Pieces below this are known to be kept or gone.
     from: u64,
@@ -50,11 +61,11 @@ pub enum Outcome {
 }
 
 impl Offers {
-    /// Looks at all extents of the replica, `(id, length)` in order, and picks at most `limit`
-    /// that have been quiet for `silent_ms`. Returns each with where to begin.
+    /// Looks at all extents of the replica, in order, and picks at most `limit` that have been quiet
+    /// for `silent_ms`. Returns each with where to begin.
     pub fn due(
         &mut self,
-        held: &[(ExtentId, u64)],
+        held: &[Held],
         now_ms: u64,
         silent_ms: u64,
         limit: usize,
@@ -76,18 +87,20 @@ impl Offers {
         due
     }
 
-    fn observe(&mut self, held: &[(ExtentId, u64)], now_ms: u64) {
+    fn observe(&mut self, held: &[Held], now_ms: u64) {
         let mut present = BTreeMap::new();
-        for (extent, length) in held.iter().copied() {
+        for held in held.iter().copied() {
             let fresh =
-                Progress { length, quiet_since_ms: now_ms, from: 0, is_kept: false, ask_ms: 0 };
-            let mut progress = self.extents.get(&extent).copied().unwrap_or(fresh);
-            if progress.length != length {
-                (progress.length, progress.quiet_since_ms) = (length, now_ms);
-                // What is new in a shared extent has not been judged.
-                progress.is_kept &= !extent.is_small();
+                Progress { held, quiet_since_ms: now_ms, from: 0, is_kept: false, ask_ms: 0 };
+            let mut progress = self.extents.get(&held.extent).copied().unwrap_or(fresh);
+            if progress.held != held {
+                // What is new in a shared extent has not been judged. Of another one, the file gave
+                // bytes back: perhaps all that it had, and nobody names those that it never had.
+                let is_less = progress.held.dead != held.dead;
+                progress.is_kept &= !held.extent.is_small() && !is_less;
+                (progress.held, progress.quiet_since_ms) = (held, now_ms);
             }
-            present.insert(extent, progress);
+            present.insert(held.extent, progress);
         }
         self.extents = present;
     }
@@ -111,26 +124,30 @@ mod tests {
     const A: ExtentId = ExtentId(1);
     const B: ExtentId = ExtentId(2);
 
+    fn held(extent: ExtentId, length: u64) -> Held {
+        Held { extent, length, dead: 0 }
+    }
+
     #[test]
     fn an_extent_is_offered_after_silence_and_not_again_once_kept() {
         let mut offers = Offers::default();
-        assert_eq!(offers.due(&[(A, 10)], 0, SILENT, 9), vec![]);
-        assert_eq!(offers.due(&[(A, 20)], 900, SILENT, 9), vec![], "it grew");
-        assert_eq!(offers.due(&[(A, 20)], 1000, SILENT, 9), vec![]);
-        assert_eq!(offers.due(&[(A, 20)], 1900, SILENT, 9), vec![(A, 0)]);
+        assert_eq!(offers.due(&[held(A, 10)], 0, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[held(A, 20)], 900, SILENT, 9), vec![], "it grew");
+        assert_eq!(offers.due(&[held(A, 20)], 1000, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[held(A, 20)], 1900, SILENT, 9), vec![(A, 0)]);
         offers.answered(A, Outcome::Later, 1900);
-        assert_eq!(offers.due(&[(A, 20)], 2000, SILENT, 9), vec![]);
-        assert_eq!(offers.due(&[(A, 20)], 1900 + ASK_AGAIN_MS, SILENT, 9), vec![(A, 0)]);
+        assert_eq!(offers.due(&[held(A, 20)], 2000, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[held(A, 20)], 1900 + ASK_AGAIN_MS, SILENT, 9), vec![(A, 0)]);
         offers.answered(A, Outcome::Settled, 100_000);
-        assert_eq!(offers.due(&[(A, 20)], 1_000_000, SILENT, 9), vec![]);
+        assert_eq!(offers.due(&[held(A, 20)], 1_000_000, SILENT, 9), vec![]);
     }
 
     #[test]
     fn a_shared_extent_is_offered_piece_by_piece() {
         let mut offers = Offers::default();
-        offers.due(&[(A, 10)], 0, SILENT, 9);
+        offers.due(&[held(A, 10)], 0, SILENT, 9);
         offers.answered(A, Outcome::UpTo(7), 0);
-        assert_eq!(offers.due(&[(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
+        assert_eq!(offers.due(&[held(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
     }
 
     /// Story: a shared extent that had been quiet for a while and was settled took further pieces;
@@ -141,21 +158,33 @@ mod tests {
         let small = ExtentId::small(1);
         for (extent, again) in [(small, vec![(small, 0)]), (A, vec![])] {
             let mut offers = Offers::default();
-            offers.due(&[(extent, 10)], 0, SILENT, 9);
+            offers.due(&[held(extent, 10)], 0, SILENT, 9);
             offers.answered(extent, Outcome::Settled, 0);
-            assert_eq!(offers.due(&[(extent, 10)], SILENT, SILENT, 9), vec![]);
-            assert_eq!(offers.due(&[(extent, 20)], SILENT, SILENT, 9), vec![], "not yet quiet");
-            assert_eq!(offers.due(&[(extent, 20)], 2 * SILENT, SILENT, 9), again);
+            assert_eq!(offers.due(&[held(extent, 10)], SILENT, SILENT, 9), vec![]);
+            assert_eq!(offers.due(&[held(extent, 20)], SILENT, SILENT, 9), vec![], "not yet quiet");
+            assert_eq!(offers.due(&[held(extent, 20)], 2 * SILENT, SILENT, 9), again);
         }
+    }
+
+    /// Story: a writer had sent more than it published. The extent was settled, its file deleted, and
+    /// the end that no file ever had stayed until the node's next start.
+    #[test]
+    fn an_extent_of_which_bytes_were_freed_is_offered_again() {
+        let mut offers = Offers::default();
+        offers.due(&[held(A, 10)], 0, SILENT, 9);
+        offers.answered(A, Outcome::Settled, 0);
+        let freed = [Held { dead: 7, ..held(A, 10) }];
+        assert_eq!(offers.due(&freed, SILENT, SILENT, 9), vec![], "not yet quiet");
+        assert_eq!(offers.due(&freed, 2 * SILENT, SILENT, 9), vec![(A, 0)]);
     }
 
     #[test]
     fn every_extent_has_its_turn() {
         let mut offers = Offers::default();
-        let held = [(A, 1), (B, 1)];
-        offers.due(&held, 0, SILENT, 1);
-        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
-        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(B, 0)]);
-        assert_eq!(offers.due(&held, SILENT, SILENT, 1), vec![(A, 0)]);
+        let both = [held(A, 1), held(B, 1)];
+        offers.due(&both, 0, SILENT, 1);
+        assert_eq!(offers.due(&both, SILENT, SILENT, 1), vec![(A, 0)]);
+        assert_eq!(offers.due(&both, SILENT, SILENT, 1), vec![(B, 0)]);
+        assert_eq!(offers.due(&both, SILENT, SILENT, 1), vec![(A, 0)]);
     }
 }

@@ -21,11 +21,12 @@ use super::service::free_everywhere;
 use super::shared::Shared;
 
 /// Between two rounds over the partitions.
-const ROUND: Duration = Duration::from_secs(1);
+const ROUND_MIN: Duration = Duration::from_millis(250);
+const ROUND_MAX: Duration = Duration::from_secs(5);
 /// Extents of one partition in one round.
 const EXTENTS_MAX: usize = 64;
 /// Pieces of one shared extent in one round.
-const PIECES_MAX: usize = 128;
+const PIECES_MAX: usize = 512;
 /// How long a volume's routes are believed.
 const VIEW_MS: u64 = 30_000;
 const ASK_WAIT: Duration = Duration::from_secs(3);
@@ -49,8 +50,11 @@ struct Views {
 /// Runs until the node ends.
 pub(crate) async fn offer_for_ever(shared: Rc<Shared>) -> Infallible {
     let mut views = Views::default();
+    // Nothing is due sooner than that, and each round looks at all extents.
+    let round =
+        Duration::from_millis(shared.config.writer_silent_ms / 8).max(ROUND_MIN).min(ROUND_MAX);
     loop {
-        tokio::time::sleep(ROUND).await;
+        tokio::time::sleep(round).await;
         let partitions: Vec<(PartitionId, usize)> =
             shared.routes.borrow().iter().map(|(id, disk)| (*id, *disk)).collect();
         for (partition, disk) in partitions {
@@ -68,11 +72,7 @@ async fn offer_some(
     let silent_ms = shared.config.writer_silent_ms;
     let store = shared.ask_disk(disk, move |disk| disk.store_of(partition)).await??;
     let list = store.clone();
-    let held = shared.run_slow(disk, move || {
-        let states = list.states(&[]);
-        states.iter().map(|state| (state.extent, state.length)).collect::<Vec<_>>()
-    });
-    let held = held.await?;
+    let held = shared.run_slow(disk, move || list.held()).await?;
     let pick = move |disk: &mut Disk| {
         let replica = disk.partitions.get_mut(&partition)?;
         let due = replica.offers.due(&held, now_ms(), silent_ms, EXTENTS_MAX);

@@ -67,11 +67,19 @@ pub(super) struct State {
     /// Counts changes of the file; compared with `flushed_writes`.
     pub(super) writes: u64,
     pub(super) flushed_writes: u64,
+    /// Bytes allocated on disk as last asked, and the two counters at that time.
+    pub(super) allocated: Option<(u64, (u64, u64))>,
 }
 
 impl State {
     pub(super) fn is_dirty(&self) -> bool {
         self.writes != self.flushed_writes
+    }
+
+    /// Bytes allocated on disk, if nothing has changed since they were asked for.
+    pub(super) fn known_allocated(&self) -> Option<u64> {
+        let (bytes, counters) = self.allocated?;
+        (counters == (self.writes, self.flushed_writes)).then_some(bytes)
     }
 
     /// A copy of everything that a header says; the dead ranges stay behind.

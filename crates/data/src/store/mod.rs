@@ -63,6 +63,8 @@ use bytes::Bytes;
 use milpa_types::{Epoch, ExtentId, InodeId, PartitionId, SessionId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 
+use crate::offers::Held;
+
 pub use checksums::{Checksums, checksums_of};
 use disk::OpenFile;
 pub use disk::{StoreDisk, StoreLimits};
@@ -456,10 +458,23 @@ impl ExtentStore {
         scrub::highest_id(self, small)
     }
 
-    /// Bytes allocated on disk by the partition's extents. One stat(2) for each extent.
+    /// What is held of each extent, in order. From memory.
+    #[must_use]
+    pub fn held(&self) -> Vec<Held> {
+        let extents = read_lock(&self.extents);
+        let held = |(id, extent): (&ExtentId, &Arc<Extent>)| {
+            let state = extent.state();
+            // Pieces of a shared one are asked about one by one.
+            let dead = if id.is_small() { 0 } else { state.dead.iter().map(|(a, b)| b - a).sum() };
+            Held { extent: *id, length: state.length, dead }
+        };
+        extents.iter().map(held).collect()
+    }
+
+    /// Bytes allocated on disk by the partition's extents. One stat(2) for each that has changed.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
-        self.states(&[]).iter().map(|state| state.allocated).sum()
+        self.all_extents().iter().map(|extent| scrub::allocated_of(self, extent)).sum()
     }
 
     /// A hash over the checksums of an extent's blocks up to `length`, or to the commit offset if

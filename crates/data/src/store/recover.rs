@@ -222,6 +222,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
         dead,
         writes: 1,
         flushed_writes: u64::from(header.sealed && header.floor == found.length),
+        allocated: None,
     };
     let needs_cut = !header.sealed || is_short || header.cut_pending;
     let parts = ExtentParts { header, slot, entry: 0, state, recovered: true, needs_cut };

@@ -140,9 +140,7 @@ pub(super) fn details(store: &ExtentStore, ids: &[ExtentId]) -> Vec<ExtentDetail
 }
 
 fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
-    let path = extent_path(&store.directory, extent.id);
-    // For reports only: a file that vanished meanwhile takes no space.
-    let allocated = store.disk.files().allocated(&path).unwrap_or(0);
+    let allocated = allocated_of(store, extent);
     let state = extent.state();
     ExtentDetails {
         state: ExtentState {
@@ -158,6 +156,23 @@ fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
         },
         flushed: state.flushed,
     }
+}
+
+/// Bytes allocated on disk. Asked for only when something has changed: a node looks at all its extents
+/// every few seconds.
+pub(super) fn allocated_of(store: &ExtentStore, extent: &Extent) -> u64 {
+    let counters = {
+        let state = extent.state();
+        if let Some(bytes) = state.known_allocated() {
+            return bytes;
+        }
+        (state.writes, state.flushed_writes)
+    };
+    let path = extent_path(&store.directory, extent.id);
+    // For reports only: a file that vanished meanwhile takes no space.
+    let bytes = store.disk.files().allocated(&path).unwrap_or(0);
+    extent.state().allocated = Some((bytes, counters));
+    bytes
 }
 
 pub(super) fn highest_id(store: &ExtentStore, small: bool) -> Option<ExtentId> {
