@@ -92,7 +92,6 @@ mod tests {
             committed,
             sealed,
             overwritten: false,
-            allocated: 0,
         }
     }
 

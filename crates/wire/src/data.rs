@@ -326,8 +326,6 @@ pub struct ExtentState {
     pub sealed: bool,
     /// Whether bytes of it were overwritten in place.
     pub overwritten: bool,
-    /// Bytes allocated on disk.
-    pub allocated: u64,
 }
 
 /// A hash of one extent's live bytes.

@@ -136,11 +136,10 @@ pub(super) fn details(store: &ExtentStore, ids: &[ExtentId]) -> Vec<ExtentDetail
         [] => store.all_extents(),
         ids => ids.iter().filter_map(|id| store.extent(*id).ok()).collect(),
     };
-    extents.iter().map(|extent| details_of(store, extent)).collect()
+    extents.iter().map(|extent| details_of(extent)).collect()
 }
 
-fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
-    let allocated = allocated_of(store, extent);
+fn details_of(extent: &Extent) -> ExtentDetails {
     let state = extent.state();
     ExtentDetails {
         state: ExtentState {
@@ -152,7 +151,6 @@ fn details_of(store: &ExtentStore, extent: &Extent) -> ExtentDetails {
             committed: state.committed,
             sealed: state.sealed,
             overwritten: state.overwritten,
-            allocated,
         },
         flushed: state.flushed,
     }

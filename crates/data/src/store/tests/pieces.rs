@@ -86,7 +86,7 @@ fn neighbours_that_die_give_back_the_blocks_between_them() {
     let offsets: Vec<u64> =
         (0..60).map(|inode| add(&world.store, inode, &pattern(inode, 1_000))).collect();
     world.store.flush(&[(small(), 0)]).unwrap();
-    let allocated = || world.store.states(&[small()])[0].allocated;
+    let allocated = || world.store.allocated_bytes();
     let before = allocated();
     for offset in &offsets[1..] {
         free(&world.store, *offset, 1_000);
