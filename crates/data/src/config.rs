@@ -81,6 +81,10 @@ pub struct DataNodeConfig {
     /// Bytes a second that repair may copy to one disk. 1 MiB or more.
     #[serde(default = "repair_bytes_per_second_default")]
     pub repair_bytes_per_second: u64,
+    /// Within this time every byte is read again against its checksum. 10 to 31,536,000 seconds; 0 for
+    /// never.
+    #[serde(default = "scrub_period_s_default")]
+    pub scrub_period_s: u64,
     /// Overwrites kept in the Raft log before they are flushed to their extents and the log is
     /// trimmed. 1 MiB to 4 GiB.
     #[serde(default = "log_bytes_max_default")]
@@ -116,6 +120,10 @@ fn heartbeat_ms_default() -> u64 {
 }
 fn writer_silent_ms_default() -> u64 {
     60_000
+}
+/// Two weeks, as Ceph and others have it for reads of everything.
+fn scrub_period_s_default() -> u64 {
+    14 * 86_400
 }
 fn repair_bytes_per_second_default() -> u64 {
     200 << 20
@@ -155,6 +163,7 @@ impl DataNodeConfig {
             heartbeat_ms: heartbeat_ms_default(),
             writer_silent_ms: writer_silent_ms_default(),
             repair_bytes_per_second: repair_bytes_per_second_default(),
+            scrub_period_s: scrub_period_s_default(),
             log_bytes_max: log_bytes_max_default(),
             log_trim_ms: log_trim_ms_default(),
         }
@@ -187,6 +196,8 @@ impl DataNodeConfig {
     }
 
     fn numbers_out_of_bounds(&self) -> Vec<String> {
+        // 0 stands for never.
+        let scrub_period_s = if self.scrub_period_s == 0 { 10 } else { self.scrub_period_s };
         let numbers = [
             ("disk_threads", u64::from(self.disk_threads), 1, 64),
             ("disk_queue_max", u64::from(self.disk_queue_max), 16, 65_536),
@@ -196,6 +207,7 @@ impl DataNodeConfig {
             ("heartbeat_ms", self.heartbeat_ms, 50, 1_000),
             ("writer_silent_ms", self.writer_silent_ms, 1_000, 86_400_000),
             ("repair_bytes_per_second", self.repair_bytes_per_second, 1 << 20, 1 << 40),
+            ("scrub_period_s", scrub_period_s, 10, 31_536_000),
             ("log_bytes_max", self.log_bytes_max, 1 << 20, 4 << 30),
             ("log_trim_ms", self.log_trim_ms, 1_000, 3_600_000),
         ];

@@ -12,6 +12,7 @@
 //! | [`alignment`] | core: how long is an extent after a failure, who must fetch or cut | the same |
 //! | [`overwrite`] | what a Raft entry of a data partition says; what waits to be applied | the same |
 //! | [`offers`] | core: which unpublished bytes are offered to the inode's partition, when | the same |
+//! | [`scrub`] | core: what is read again next, and when | the same |
 //! | [`node`] | the shell: one task for each disk, its threads, requests, heartbeats | file names, inodes |
 
 // Unit tests use the real thing (clippy.toml).
@@ -23,6 +24,7 @@ pub mod config;
 pub mod node;
 pub mod offers;
 pub mod overwrite;
+pub mod scrub;
 pub mod store;
 
 pub use config::{DataNodeConfig, DiskConfig};

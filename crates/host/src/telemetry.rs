@@ -125,6 +125,20 @@ pub fn memory_bytes() -> u64 {
     pages.unwrap_or(0) * 4096
 }
 
+/// Gives memory that this process has freed back to the system. malloc(3) keeps what lies below
+/// something that is still in use, which after the replay of a log is nearly all of it. Takes some
+/// milliseconds, during which others wait for memory.
+#[allow(unsafe_code)]
+pub fn give_back_memory() {
+    if world::current().is_none() {
+        // SAFETY: takes no pointer, and may be called by any thread at any time (malloc_trim(3)).
+        #[cfg(target_env = "gnu")]
+        unsafe {
+            libc::malloc_trim(0);
+        }
+    }
+}
+
 /// Memory of the machine in bytes, if the kernel tells.
 #[must_use]
 #[allow(clippy::disallowed_methods)]

@@ -103,6 +103,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
             disk.reserve_bytes = 8 << 20;
             let mut config = DataNodeConfig::new(directory, vec![disk], listen, http, managers());
             config.writer_silent_ms = 2_000;
+            config.scrub_period_s = 20;
             config.log_trim_ms = options.log_trim_ms;
             config.small_extent_bytes_max = options.small_extent_bytes_max;
             Box::pin(async move {

@@ -15,10 +15,11 @@
 //!     36    . body, then payload
 //! ```
 //!
-//! Numbers are little-endian. The header has a checksum of its own because the lengths in it are used
-//! before the body is there: with a wrong one the receiver would take all that follows, up to 16 MiB of
-//! heartbeats and requests, for the rest of one frame, and each side would wait for the other. The payload has no checksum here: what travels in it is checked block
-//! by block, from the client's buffer to the disk, by the checksums in the body.
+//! Numbers are little-endian. The header has a checksum of its own because the lengths in it are
+//! used before the body is there: with a wrong one the receiver would take all that follows, up to 16
+//! MiB of heartbeats and requests, for the rest of one frame, and each side would wait for the other.
+//! The payload has no checksum here: what travels in it is checked block by block, from the client's
+//! buffer to the disk, by the checksums in the body.
 
 use bytes::{Bytes, BytesMut};
 

@@ -89,6 +89,8 @@ pub(crate) struct Disk {
     pub next_request: u64,
     /// Numbers and space as last counted, see `usage`.
     pub usage: super::usage::Usage,
+    /// Reading everything again.
+    pub scrubbing: super::scrubbing::Scrubbing,
     /// When the clock last ticked here: a gap means that the process was stopped.
     pub ticked_ms: u64,
     /// The fence is up and everybody here has been told.
@@ -191,6 +193,7 @@ impl Disk {
         self.tick_returned(now);
         self.tick_usage(now);
         self.tick_leaving();
+        self.tick_scrub(now);
         self.tick_saves(now);
         self.ticked_ms = now;
     }

@@ -362,13 +362,17 @@ impl Disk {
         }
     }
 
-    /// Repairs a block that a read found damaged.
-    pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) {
-        let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let full = partition.repairing.len() >= REPAIRS_MAX;
-        if full || !partition.repairing.insert((extent, block)) {
-            return;
+    /// Repairs a block that was found damaged. False if so many are being repaired that this one has
+    /// to be found again.
+    pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) -> bool {
+        let Some(partition) = self.partitions.get_mut(&id) else { return true };
+        if partition.repairing.contains(&(extent, block)) {
+            return true;
         }
+        if partition.repairing.len() >= REPAIRS_MAX {
+            return false;
+        }
+        partition.repairing.insert((extent, block));
         let offset = block.saturating_mul(BLOCK_BYTES);
         self.repair_then(id, extent, (offset, 1), 0, move |disk, result| {
             if let Some(partition) = disk.partitions.get_mut(&id) {
@@ -381,6 +385,7 @@ impl Disk {
                 }
             }
         });
+        true
     }
 
     /// Replaces a range by another member's bytes, as of log index `applied` or later.

@@ -51,6 +51,10 @@ pub(crate) struct Metrics {
     pub relaxed: Gauge,
     /// Disks out of service.
     pub disks_fenced: Gauge,
+    /// Bytes read again against their checksums.
+    pub scrubbed_bytes: Counter,
+    /// Passes over all bytes of a disk.
+    pub scrub_passes: Counter,
 }
 
 impl Metrics {
@@ -89,6 +93,8 @@ impl Metrics {
                 "Replicas of volumes with durability = memory: a power cut may lose bytes",
             ),
             disks_fenced: gauge("milpa_data_disks_fenced", "Disks out of service"),
+            scrubbed_bytes: counter("milpa_data_scrubbed_bytes", "Bytes verified by the scrub"),
+            scrub_passes: counter("milpa_data_scrub_passes", "Disks scrubbed from end to end"),
         }
     }
 }

@@ -24,6 +24,7 @@ mod partitions;
 mod reads;
 mod requests;
 mod returned;
+mod scrubbing;
 mod service;
 mod shared;
 mod snapshot;

@@ -28,6 +28,7 @@ use super::disk::{Disk, DiskEvent};
 use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
+use super::scrubbing::Scrubbing;
 use super::shared::Shared;
 use super::state::{PartitionState, load_all};
 use super::usage::Usage;
@@ -214,6 +215,7 @@ impl OpenedDisk {
         let mut disk = Disk {
             index,
             id: self.id,
+            scrubbing: Scrubbing::open(&self.directory, config.scrub_period_s),
             states: self.directory.join("states"),
             extents: self.directory.join("partitions"),
             directory: self.directory,

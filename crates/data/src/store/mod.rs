@@ -471,6 +471,12 @@ impl ExtentStore {
         extents.iter().map(held).collect()
     }
 
+    /// The first extent from `from` on.
+    #[must_use]
+    pub fn next_extent(&self, from: ExtentId) -> Option<ExtentId> {
+        read_lock(&self.extents).range(from..).next().map(|(id, _)| *id)
+    }
+
     /// Bytes allocated on disk by the partition's extents. One stat(2) for each that has changed.
     #[must_use]
     pub fn allocated_bytes(&self) -> u64 {

@@ -461,6 +461,37 @@ fn an_extent_that_dies_open_is_removed_everywhere() {
     });
 }
 
+/// Damage that no client reads is found all the same, while there are other copies.
+#[test]
+fn what_rots_unread_is_found_and_repaired() {
+    run(async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.kill_node(2).await;
+        let file = cluster.extent_file(2, extent);
+        let whole = std::fs::read(&file).unwrap();
+        cluster.start_node(2).await;
+        for at in [5_000, 250_000] {
+            cluster.rot_extent(2, extent, at);
+        }
+        nodes::until("the bytes on the disk are as they were", async || {
+            let now = std::fs::read(&file).unwrap();
+            (now[..300_000] == whole[..300_000]).then_some(())
+        })
+        .await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+    });
+}
+
 /// Story: a file was unlinked by one client while another had it open. Its bytes were freed, and the
 /// other read zeros, as if the file had a hole there. Freed bytes are refused now, in a part of an
 /// extent as in a whole one: the reader looks at the inode again, and learns that it is gone. Likewise

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -217,6 +218,7 @@ impl Cluster {
         config.member_silent_ms = 500;
         config.log_trim_ms = 1_000;
         config.writer_silent_ms = 1_000;
+        config.scrub_period_s = 10;
         config
     }
 
@@ -499,10 +501,23 @@ impl Cluster {
 
     /// Takes an extent from a node that does not run, as a power cut takes one that was never flushed.
     pub fn lose_extent(&self, node: u32, extent: ExtentId) {
+        std::fs::remove_file(self.extent_file(node, extent)).unwrap();
+    }
+
+    pub fn extent_file(&self, node: u32, extent: ExtentId) -> PathBuf {
         let disk = disk_of(node);
         let place =
             format!("node{node}/disk{disk}/partitions/{PARTITION}/{:016x}.extent", extent.0);
-        std::fs::remove_file(self.base.path().join(place)).unwrap();
+        self.base.path().join(place)
+    }
+
+    /// Flips a bit in the middle of an extent's file.
+    pub fn rot_extent(&self, node: u32, extent: ExtentId, at: u64) {
+        let mut options = std::fs::File::options();
+        let file = options.read(true).write(true).open(self.extent_file(node, extent)).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
     }
 
     /// Waits until all these replicas are byte-equal up to their commit offsets.

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use milpa_host::clock::Instant;
-use milpa_host::telemetry::memory_bytes;
+use milpa_host::telemetry::{give_back_memory, memory_bytes};
 use milpa_host::{disk, jobs};
 use milpa_raft::MultiRaft;
 use milpa_types::PartitionId;
@@ -19,6 +19,8 @@ const GRAIN_MS: u64 = 5;
 const ROUND_MS: u64 = 100;
 /// Between two looks for sessions without a timer; well below any lease.
 const CENSUS_MS: u64 = 1_000;
+/// From the start until the log is replayed, and what that took is free again.
+const TRIM_AFTER_MS: u64 = 2_000;
 /// Between two looks at the disk's free space.
 const SPACE_MS: u64 = 500;
 /// A tick that comes this late means that the process was stopped.
@@ -33,6 +35,8 @@ pub(crate) struct Upkeep {
     next_round_ms: u64,
     next_census_ms: u64,
     next_space_ms: u64,
+    /// When what the start has freed is given back, if it has not been yet.
+    trim_ms: Option<u64>,
     memory_limit: u64,
 }
 
@@ -43,6 +47,7 @@ impl Upkeep {
             next_round_ms: now,
             next_census_ms: now,
             next_space_ms: now,
+            trim_ms: Some(now + TRIM_AFTER_MS),
             memory_limit,
         }
     }
@@ -71,6 +76,10 @@ impl Upkeep {
         if now >= self.next_space_ms {
             self.next_space_ms = now + SPACE_MS;
             ask_space(&shell.ctx);
+        }
+        if self.trim_ms.is_some_and(|at| at <= now) {
+            self.trim_ms = None;
+            jobs::run("memory", give_back_memory);
         }
         let ready: Vec<PartitionId> =
             shell.replicas.values().filter(|r| r.ready).map(|r| r.id()).collect();

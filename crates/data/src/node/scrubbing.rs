@@ -1,0 +1,164 @@
+//! Reads everything again, slowly, and repairs what does not match its checksums.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use milpa_host::clock::now_ms;
+use milpa_host::disk as files;
+use milpa_types::{BLOCK_BYTES, ExtentId, PartitionId};
+
+use crate::scrub::{Place, Scrub, Step};
+use crate::store::ExtentStore;
+
+use super::disk::Disk;
+use super::metrics::Metrics;
+
+/// Blocks of one step: 1 MiB, read in pieces of 256 KiB.
+const STEP_BLOCKS: u64 = 256;
+/// Extents of one step.
+const STEP_EXTENTS: usize = 64;
+/// Between two notes of the place.
+const NOTE_MS: u64 = 300_000;
+const FILE: &str = "scrub";
+
+/// The walk, and where it is noted.
+pub(crate) struct Scrubbing {
+    scrub: Scrub,
+    file: PathBuf,
+    noted_ms: u64,
+}
+
+/// A step, and the damage that it found.
+struct Found {
+    step: Step,
+    damaged: Vec<(ExtentId, u64)>,
+}
+
+impl Scrubbing {
+    /// Goes on where it was when the place was last noted. A note that cannot be read costs a
+    /// beginning from the start.
+    pub fn open(directory: &Path, period_s: u64) -> Scrubbing {
+        let file = directory.join(FILE);
+        let noted = files::read(&file).ok().and_then(|text| parse(&String::from_utf8_lossy(&text)));
+        let period = (period_s > 0).then(|| Duration::from_secs(period_s));
+        let scrub = Scrub::new(period, noted.unwrap_or_default(), now_ms());
+        Scrubbing { scrub, file, noted_ms: now_ms() }
+    }
+}
+
+fn parse(text: &str) -> Option<Place> {
+    let mut numbers = text.strip_prefix("1 ")?.split_whitespace().map(str::parse);
+    let mut next = || numbers.next()?.ok();
+    let (partition, extent) = (PartitionId(next()?), ExtentId(next()?));
+    Some(Place { partition, extent, block: next()? })
+}
+
+fn text_of(place: Place) -> String {
+    format!("1 {} {} {}\n", place.partition.0, place.extent.0, place.block)
+}
+
+impl Disk {
+    /// Starts the next step when it is due and the disk has nothing better to do.
+    pub fn tick_scrub(&mut self, now: u64) {
+        if self.is_fenced() || self.workers.is_full() {
+            return;
+        }
+        let Some(place) = self.scrubbing.scrub.begin(now) else { return };
+        let in_service =
+            |id: &PartitionId| self.partitions.get(id).is_some_and(|p| p.broken.is_none());
+        let ids = self.partitions.range(place.partition..).map(|(id, _)| *id);
+        let mut ids = ids.filter(in_service);
+        let Some(id) = ids.next() else {
+            return self.step_done(Step { next: None, bytes: 0 });
+        };
+        let after = ids.next();
+        let Some(store) = self.store_of(id) else { return };
+        let start =
+            if id == place.partition { (place.extent, place.block) } else { Default::default() };
+        self.workers.slow(
+            move || look(&store, id, start, after),
+            move |disk, found| disk.scrubbed(id, found),
+        );
+    }
+
+    fn scrubbed(&mut self, id: PartitionId, found: Found) {
+        let Found { step, damaged } = found;
+        Metrics::get().scrubbed_bytes.inc_by(step.bytes);
+        for (extent, block) in damaged {
+            if !self.repair_block(id, extent, block) {
+                // Too many at once: from here on again when some are repaired.
+                let place = Place { partition: id, extent, block };
+                return self.scrubbing.scrub.put_off(place, now_ms());
+            }
+            tracing::warn!(partition = %id, %extent, block, "a block does not match its checksum");
+            Metrics::get().corrupt_blocks.inc();
+        }
+        self.step_done(step);
+    }
+
+    fn step_done(&mut self, step: Step) {
+        let (now, held) = (now_ms(), self.usage.allocated_bytes);
+        if self.scrubbing.scrub.done(&step, held, now) {
+            tracing::debug!(disk = %self.id, "all bytes of the disk were verified");
+            Metrics::get().scrub_passes.inc();
+        }
+        if now.saturating_sub(self.scrubbing.noted_ms) >= NOTE_MS {
+            self.scrubbing.noted_ms = now;
+            let (file, text) =
+                (self.scrubbing.file.clone(), text_of(step.next.unwrap_or_default()));
+            let note = move || files::replace(&file, text.as_bytes());
+            self.workers.slow(note, |_, noted| {
+                if let Err(error) = noted {
+                    tracing::debug!(%error, "the place of the scrub was not noted");
+                }
+            });
+        }
+    }
+}
+
+/// Reads some blocks of a partition. On a disk thread.
+fn look(
+    store: &Arc<ExtentStore>,
+    partition: PartitionId,
+    (mut extent, mut block): (ExtentId, u64),
+    after: Option<PartitionId>,
+) -> Found {
+    let (mut blocks, mut damaged) = (0, Vec::new());
+    for _ in 0..STEP_EXTENTS {
+        let Some(id) = store.next_extent(extent) else {
+            let next = after.map(|partition| Place { partition, ..Place::default() });
+            return Found { step: Step { next, bytes: blocks * BLOCK_BYTES }, damaged };
+        };
+        if id != extent {
+            block = 0;
+        }
+        // One that was removed meanwhile, or cannot be opened now, is passed over.
+        let verified = store.verify(id, block, STEP_BLOCKS - blocks).unwrap_or_default();
+        blocks += verified.blocks;
+        damaged.extend(verified.damaged.into_iter().map(|block| (id, block)));
+        (extent, block) = match verified.next {
+            Some(block) => (id, block),
+            None => (ExtentId(id.0.saturating_add(1)), 0),
+        };
+        if blocks >= STEP_BLOCKS {
+            break;
+        }
+    }
+    let next = Some(Place { partition, extent, block });
+    Found { step: Step { next, bytes: blocks * BLOCK_BYTES }, damaged }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_back_and_nonsense_is_not() {
+        let place = Place { partition: PartitionId(7), extent: ExtentId::small(3), block: 9 };
+        assert_eq!(parse(&text_of(place)), Some(place));
+        for bad in ["", "1 2 3", "2 1 1 1", "1 a b c"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
+    }
+}
