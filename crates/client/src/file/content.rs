@@ -46,6 +46,9 @@ pub(crate) struct Content {
     /// Bytes of the inode that a push took along to the data nodes though nobody wrote them here:
     /// no use once somebody else has replaced what is in the inode.
     carried: RangeMap,
+    /// What was carried and is outdated: if it is still on its way to the data nodes, it is nobody's
+    /// when it arrives.
+    outdated: RangeMap,
     dirty: RangeMap,
     sending: RangeMap,
     kept: RangeMap,
@@ -111,6 +114,7 @@ impl Content {
             inline,
             unpublished: SegmentMap::default(),
             carried: RangeMap::default(),
+            outdated: RangeMap::default(),
             dirty: RangeMap::default(),
             sending: RangeMap::default(),
             kept: RangeMap::default(),
@@ -140,10 +144,10 @@ impl Content {
         }
         let (mut segments, inline) = taken_apart(content)?;
         if self.stale || attributes.content_version != self.attributes.content_version {
-            for (start, end) in self.carried.runs() {
-                self.unpublished.cut(start, end);
+            for (at, bytes) in self.carried.take(0, u64::MAX) {
+                self.unpublished.cut(at, at + bytes.len() as u64);
+                self.outdated.insert(at, bytes);
             }
-            self.carried = RangeMap::default();
         }
         for own in self.unpublished.iter() {
             segments.overlay(own.clone());
@@ -296,6 +300,8 @@ impl Content {
         if nothing_to_send || self.fits_inline(inline_bytes_max) {
             return None;
         }
+        // Nothing is on its way.
+        self.outdated = RangeMap::default();
         // Content that leaves the inode leaves it whole, or a later publish would lose a part.
         let scope = if self.inline.is_some() { Scope::All } else { scope };
         let mut pieces = Vec::new();
@@ -363,15 +369,20 @@ impl Content {
     /// Appended bytes are on all members (on their disks if `synced`). Gives how many bytes left
     /// the buffer.
     pub(crate) fn appended(&mut self, done: Committed, synced: bool) -> u64 {
-        let mut segment = Segment::plain(done.file_offset, done.length, done.column);
-        segment.flushed = synced;
-        if !synced {
-            note(&mut self.unflushed, &segment);
+        let mut released = 0;
+        for (start, end) in self.outdated.gaps(done.file_offset, done.file_offset + done.length) {
+            let offset = done.column.offset + (start - done.file_offset);
+            let column = Column { offset, ..done.column };
+            let mut segment = Segment::plain(start, end - start, column);
+            segment.flushed = synced;
+            if !synced {
+                note(&mut self.unflushed, &segment);
+            }
+            self.segments.overlay(segment.clone());
+            self.unpublished.overlay(segment);
+            released += self.sending.remove(start, end) + self.confirmed(start, end);
         }
-        self.segments.overlay(segment.clone());
-        self.unpublished.overlay(segment);
-        let end = done.file_offset + done.length;
-        self.sending.remove(done.file_offset, end) + self.confirmed(done.file_offset, end)
+        released
     }
 
     /// Overwritten bytes are in the synced logs of a majority. They are kept: the bytes below them

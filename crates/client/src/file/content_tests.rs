@@ -190,8 +190,8 @@ enum Step {
     Write(u64, usize),
     Truncate(u64),
     /// Sends what the scope says; the connection breaks after so many operations.
-    /// Meanwhile the program may write more.
-    Push(Scope, usize, Option<(u64, usize)>),
+    /// Meanwhile the program may write more, or another client, which we learn of at once.
+    Push(Scope, usize, Meanwhile, Meanwhile),
     /// Publishes; or the answer is "no". Meanwhile the program may write more.
     Publish(bool, Option<(u64, usize)>),
     Reload,
@@ -208,8 +208,13 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         5 => (place.clone(), length).prop_map(|(at, length)| Step::Write(at, length)),
         1 => prop_oneof![Just(0), place].prop_map(Step::Truncate),
-        2 => (scope, prop_oneof![Just(usize::MAX), 0..4usize], meanwhile.clone())
-            .prop_map(|(scope, n, write)| Step::Push(scope, n, write)),
+        2 => (
+            scope,
+            prop_oneof![Just(usize::MAX), 0..4usize],
+            meanwhile.clone(),
+            prop::option::weighted(0.3, (prop_oneof![0..50u64, 0..5000u64], 1..2000usize)),
+        )
+            .prop_map(|(scope, n, write, other)| Step::Push(scope, n, write, other)),
         2 => (any::<bool>(), meanwhile).prop_map(|(ok, write)| Step::Publish(ok, write)),
         1 => Just(Step::Reload),
         1 => Just(Step::Reopen),
@@ -279,12 +284,22 @@ impl World {
     }
 
     /// True if everything was sent.
-    fn push(&mut self, scope: Scope, breaks_after: usize, write: Meanwhile) -> bool {
+    fn push(
+        &mut self,
+        scope: Scope,
+        breaks_after: usize,
+        write: Meanwhile,
+        other: Meanwhile,
+    ) -> bool {
         if self.content.stale {
             self.reload();
         }
         let Some(push) = self.content.begin_push(scope, INLINE) else { return true };
         write.into_iter().for_each(|(at, length)| self.write(at, length));
+        if let Some((at, length)) = other {
+            self.other(at, length, true);
+            self.reload();
+        }
         let mut left = breaks_after;
         let mut next = || {
             left = left.wrapping_sub(1);
@@ -314,7 +329,7 @@ impl World {
     fn publish(&mut self, succeeds: bool, write: Meanwhile) {
         let mut meanwhile = write;
         for _ in 0..4 {
-            if !self.push(Scope::All, usize::MAX, None) {
+            if !self.push(Scope::All, usize::MAX, None, None) {
                 return;
             }
             if self.content.is_behind() {
@@ -383,8 +398,8 @@ proptest! {
             match step {
                 Step::Write(at, length) => world.write(at, length),
                 Step::Truncate(size) => world.truncate(size),
-                Step::Push(scope, breaks_after, write) => {
-                    world.push(scope, breaks_after, write);
+                Step::Push(scope, breaks_after, write, other) => {
+                    world.push(scope, breaks_after, write, other);
                 }
                 Step::Publish(succeeds, write) => world.publish(succeeds, write),
                 Step::Reload => world.reload(),
@@ -437,7 +452,7 @@ fn bytes_put_over_what_somebody_replaced_are_laid_over_the_replacement() {
     world.publish(true, None);
     world.other(200, 300, false);
     world.write(100, 300);
-    world.push(Scope::All, usize::MAX, None);
+    world.push(Scope::All, usize::MAX, None, None);
     assert_eq!(world.content.buffered_bytes(), 300, "kept until the inode's partition agrees");
     world.publish(true, None);
     assert_eq!(world.content.buffered_bytes(), 0);
@@ -459,7 +474,7 @@ fn a_stream_sends_whole_packets_and_keeps_the_rest() {
 fn somebody_elses_change_makes_the_content_stale() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.push(Scope::All, usize::MAX, None);
+    world.push(Scope::All, usize::MAX, None, None);
     let publish = world.content.begin_publish(INLINE).unwrap();
     world.servers.attributes.content_version += 1;
     let attributes = world.servers.publish(&publish).unwrap();
@@ -503,4 +518,21 @@ fn more_segments_than_one_publish_takes_go_in_several() {
     }
     assert_eq!(publishes, 2);
     assert_eq!(world.servers.segments.iter().count(), 5000);
+}
+
+/// Story: small content was on its way from the inode to the data nodes, because a write made the file
+/// larger, when another client's change was loaded. What arrived then passed for this client's own
+/// bytes: the next publish put the old content over the other one's write.
+#[test]
+fn content_on_its_way_out_of_the_inode_is_not_put_over_a_newer_one() {
+    let mut world = World::new();
+    world.write(0, 30);
+    world.publish(true, None);
+    world.write(200, 100);
+    world.push(Scope::All, usize::MAX, None, Some((10, 10)));
+    world.check();
+    world.publish(true, None);
+    world.check();
+    let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
+    assert_eq!(world.servers.read(other.sources(0, 1 << 30)), world.model);
 }
