@@ -7,8 +7,9 @@
 //!
 //! * The length is that of the longest checksum-valid prefix among those who hold the extent. A
 //!   replica that holds nothing of it (blank, new, or never reached) has no say.
-//! * It is never below what anybody knows to be committed while somebody who may have the bytes
-//!   has not answered.
+//! * Nothing is decided before every member has answered. What was acknowledged is on all members, but
+//!   one that lost its power may hold less, and no longer know what was; who does not answer for long
+//!   is dropped from the configuration.
 //! * Only answers of members that have adopted the present epoch count: an older epoch's primary
 //!   could still collect an acknowledgement from the others (`ExtentInfo` carries the epoch).
 //!
@@ -53,16 +54,16 @@ pub enum Decision {
 /// source among equals: the node that asks.
 #[must_use]
 pub fn decide(claims: &[Claim], committed: u64, complete: bool, prefer: NodeId) -> Decision {
-    let states = || claims.iter().filter_map(|claim| Some((claim.node, claim.state?)));
-    let Some(length) = states().map(|(_, state)| state.length).max() else {
-        return if complete { Decision::Even } else { Decision::Wait };
-    };
-    let known = states().map(|(_, state)| state.committed).max().unwrap_or(0).max(committed);
-    if length < known && !complete {
+    if !complete {
         return Decision::Wait;
     }
+    let states = || claims.iter().filter_map(|claim| Some((claim.node, claim.state?)));
+    let Some(length) = states().map(|(_, state)| state.length).max() else {
+        return Decision::Even;
+    };
+    let known = states().map(|(_, state)| state.committed).max().unwrap_or(0).max(committed);
     let even = states().all(|(_, state)| state.sealed && state.length == length);
-    if even && complete && states().count() == claims.len() {
+    if even && states().count() == claims.len() {
         return Decision::Even;
     }
     let mut holders = states().filter(|(_, state)| state.length == length).map(|(node, _)| node);
@@ -111,7 +112,7 @@ mod tests {
         let sealed = |length| Some(state(length, length, true));
         let open = |length, committed| Some(state(length, committed, false));
         check(&[sealed(9), sealed(9), sealed(9)], true, Decision::Even);
-        check(&[sealed(9), sealed(9)], false, seal(9, 2));
+        check(&[sealed(9), sealed(9)], true, Decision::Even);
         check(&[open(9, 9), sealed(9)], true, seal(9, 2));
         // The longest wins, not the shortest; the asking node is the source among equals.
         check(&[open(9, 5), open(7, 5), open(5, 5)], true, seal(9, 1));
@@ -119,8 +120,11 @@ mod tests {
         // A blank replica has no say, and must be filled.
         check(&[sealed(9), sealed(9), None], true, seal(9, 2));
         check(&[None, None], true, Decision::Even);
-        // Acknowledged bytes that nobody reachable has: wait for who is away, not for ever.
-        check(&[open(4, 8), None], false, Decision::Wait);
+        // The story: one that had lost its power, and with it the only live bytes of an extent, was the
+        // first to answer. It was sealed there, all of it was dead, and so it was removed everywhere.
+        check(&[open(4, 4)], false, Decision::Wait);
+        check(&[sealed(9), sealed(9)], false, Decision::Wait);
+        // Acknowledged bytes that nobody has any more.
         let lost = Decision::Seal { length: 4, source: NodeId(1), lost_to: 8 };
         check(&[open(4, 8), None], true, lost);
     }
@@ -146,7 +150,7 @@ mod tests {
                     prop_assert_eq!(Some(length), longest);
                     let at_source = states[source.0 as usize - 1].map(|s| s.length);
                     prop_assert_eq!(at_source, Some(length));
-                    prop_assert!(length >= known || complete);
+                    prop_assert!(complete);
                     prop_assert_eq!(lost_to, if known > length { known } else { 0 });
                 }
                 Decision::Even => {
@@ -158,7 +162,7 @@ mod tests {
         }
 
         /// Acknowledged means: every old member has the bytes. Then any non-empty subset of them
-        /// that survives finds a length that keeps them.
+        /// that survives, as the members of the next epoch, finds a length that keeps them.
         #[test]
         fn acknowledged_bytes_survive_with_any_one_old_member(
             acknowledged in 1u64..100,
@@ -168,7 +172,7 @@ mod tests {
             let mut states: Vec<_> =
                 extra.iter().map(|more| Some(state(acknowledged + more, 0, false))).collect();
             states.extend(std::iter::repeat_n(None, blank));
-            match decide(&claims(&states), acknowledged, false, NodeId(1)) {
+            match decide(&claims(&states), acknowledged, true, NodeId(1)) {
                 Decision::Seal { length, lost_to, .. } => {
                     prop_assert!(length >= acknowledged && lost_to == 0);
                 }

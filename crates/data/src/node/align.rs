@@ -175,6 +175,7 @@ impl Run {
             }
         }
         let mut complete = held.len() == self.configuration.holders().count();
+        let decides = self.configuration.members.iter().all(|member| held.contains_key(member));
         let asked = self.only.iter().flatten().copied();
         let mut extents: BTreeSet<ExtentId> =
             held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();
@@ -195,7 +196,7 @@ impl Run {
             let claims: Vec<Claim> = held.iter().map(claim).collect();
             let run = Rc::clone(&self);
             async move {
-                let aligned = run.align(extent, &claims, complete).await;
+                let aligned = run.align(extent, &claims, (decides, complete)).await;
                 if let Err(error) = &aligned {
                     tracing::debug!(%extent, %error, "an extent is not aligned yet");
                 }
@@ -284,9 +285,9 @@ impl Run {
         &self,
         extent: ExtentId,
         claims: &[Claim],
-        complete: bool,
+        (decides, complete): (bool, bool),
     ) -> Result<(), DataError> {
-        let (length, source, lost_to) = match decide(claims, 0, complete, self.node) {
+        let (length, source, lost_to) = match decide(claims, 0, decides, self.node) {
             Decision::Even => return Ok(()),
             Decision::Wait => return Err(DataError::Busy),
             Decision::Seal { length, source, lost_to } => (length, source, lost_to),
