@@ -1,9 +1,10 @@
 //! `milpa up`: a whole cluster on this machine.
 
+use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use milpa_host::managers::Managers;
@@ -59,10 +60,11 @@ pub fn run(arguments: &Up, cluster: Option<&Path>, json: bool) -> Outcome {
             if fresh { " (new)" } else { "" }
         ),
     );
-    start_supervisor(&cluster)?;
+    let mut supervisor = None;
+    keep_supervised(&cluster, &mut supervisor)?;
     let status = block_on(async {
         let managers = cluster.managers()?;
-        let status = wait_until_ready(&managers, &cluster).await?;
+        let status = wait_until_ready(&managers, &cluster, &mut supervisor).await?;
         ensure_volume(&managers).await?;
         Ok(status)
     })?;
@@ -81,14 +83,15 @@ pub fn run(arguments: &Up, cluster: Option<&Path>, json: bool) -> Outcome {
         });
     }
     if arguments.mount.is_none() {
-        println!("mount it with: milpa mount {DEFAULT_VOLUME} DIR");
+        say(json, &format!("mount it with: milpa mount {DEFAULT_VOLUME} DIR"));
     }
     Ok(())
 }
 
+/// A reader that has gone (`milpa up | head -1`) is no reason to leave a cluster half started.
 fn say(json: bool, line: &str) {
     if !json {
-        println!("{line}");
+        let _ = writeln!(std::io::stdout(), "{line}");
     }
 }
 
@@ -98,12 +101,20 @@ fn summary(status: &ClusterStatus) -> String {
     format!("{} managers, {meta} meta nodes, {data} data nodes", status.managers.len())
 }
 
-/// Starts the supervisor, unless one runs, as a daemon that outlives this command.
-fn start_supervisor(cluster: &Cluster) -> Outcome {
-    let directory = cluster.directory();
-    if supervisor::running(directory).is_some() {
+/// Starts the supervisor, unless one runs or is starting. One that was found may be about to die, and
+/// the one started then finds its lock taken: so this is looked at again until all is ready.
+fn keep_supervised(cluster: &Cluster, own: &mut Option<Child>) -> Outcome {
+    let is_starting = own.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+    if is_starting || supervisor::running(cluster.directory()).is_some() {
         return Ok(());
     }
+    *own = Some(start_supervisor(cluster)?);
+    Ok(())
+}
+
+/// A daemon that outlives this command.
+fn start_supervisor(cluster: &Cluster) -> Outcome<Child> {
+    let directory = cluster.directory();
     check_ports(cluster)?;
     let failed = |e: std::io::Error| Failure::user("cannot start the supervisor").because(&e);
     std::fs::create_dir_all(directory.join("logs")).map_err(failed)?;
@@ -113,8 +124,7 @@ fn start_supervisor(cluster: &Cluster) -> Outcome {
     command.env_remove(CLUSTER_VARIABLE);
     command.stdin(Stdio::null()).stdout(log.try_clone().map_err(failed)?).stderr(log);
     command.process_group(0);
-    command.spawn().map_err(failed)?;
-    Ok(())
+    command.spawn().map_err(failed)
 }
 
 /// A port that somebody else uses is found before anything is started.
@@ -147,11 +157,16 @@ fn check_port(address: SocketAddr, name: &str, cluster: &Cluster) -> Outcome {
 }
 
 /// Waits until the managers answer and every node of the cluster is heard of.
-async fn wait_until_ready(managers: &Managers, cluster: &Cluster) -> Outcome<ClusterStatus> {
+async fn wait_until_ready(
+    managers: &Managers,
+    cluster: &Cluster,
+    supervisor: &mut Option<Child>,
+) -> Outcome<ClusterStatus> {
     let started = Instant::now();
     let nodes = cluster.file.process.iter().filter(|p| p.role != Role::Manager).count();
     let mut last = None;
     while started.elapsed() < READY_WAIT {
+        keep_supervised(cluster, supervisor)?;
         let wait = Duration::from_millis(500);
         match ask_managers(managers, &ManagerRequest::Status, wait).await {
             Ok(ManagerAnswer::Status(status)) => {

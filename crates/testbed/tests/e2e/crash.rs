@@ -1,5 +1,6 @@
 //! Processes die: nothing acknowledged is lost, and no call hangs.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::time::Duration;
 
@@ -194,4 +195,38 @@ fn killing_the_supervisor_leaves_its_children_running() {
     bed.up(&[]).unwrap();
     let after: Vec<_> = bed.processes().iter().map(|process| process.pid()).collect();
     assert_eq!(before, after, "the new supervisor adopts what runs");
+}
+
+/// Story: everything was killed, and `milpa up` came so soon that it found the supervisor still there.
+/// Nothing was started, and after a minute it gave up.
+#[test]
+fn up_starts_a_supervisor_when_the_one_it_found_dies() {
+    let mut bed = Testbed::start().unwrap();
+    let supervisor = bed.supervisor().unwrap();
+    // Alive, and starting nothing.
+    let signal = |name: &str| {
+        let pid = supervisor.to_string();
+        std::process::Command::new("kill").args([name, &pid]).status().unwrap();
+    };
+    signal("-STOP");
+    for process in bed.processes() {
+        process.kill().unwrap();
+    }
+    let mut up = std::process::Command::new(milpa_testbed::program().unwrap());
+    up.arg("up").arg("--data").arg(bed.data()).stdout(std::process::Stdio::piped());
+    let mut up = up.spawn().unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(up.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    assert!(line.starts_with("cluster in"), "{line}");
+    // It has found the supervisor when it waits for the managers, as one does for sockets.
+    bed.wait_until("it asks the managers", Duration::from_secs(5), |_| {
+        let call = std::fs::read_to_string(format!("/proc/{}/syscall", up.id()));
+        call.is_ok_and(|call| call.starts_with(&format!("{} ", libc::SYS_epoll_wait)))
+    })
+    .unwrap();
+    signal("-KILL");
+    assert!(up.wait().unwrap().success());
+    bed.up(&[]).unwrap();
+    bed.milpa(&["status"]).unwrap();
 }
