@@ -5,8 +5,7 @@ use std::str::FromStr;
 use milpa_sim::disk::Ordered;
 
 /// The words of all commands, for people.
-pub const COMMANDS: &str = "\
-  freeze            calls wait from now on
+pub const COMMANDS: &str = "  freeze            calls wait from now on
   thaw              they go on
   cut               power is cut: what is not synced is lost, torn or kept; what waits fails
   sync              everything is made durable, as at an orderly shutdown

@@ -85,6 +85,8 @@ impl DataClient {
         let mut worst = Trouble::NoRoute("the partition has no members");
         let mut hedge_at = Instant::now();
         let mut redirects = 0;
+        let Column { partition: id, extent, offset } = column;
+        let read = |at_leader| Read { partition: id, extent, offset, length, at_leader };
         loop {
             if flights.is_empty() {
                 if waiting.is_empty() {
@@ -92,9 +94,7 @@ impl DataClient {
                 }
                 let node = waiting.remove(0);
                 hedge_at = Instant::now() + self.hedge_after(node);
-                flights
-                    .launch(Box::pin(self.read_one(view, node, column, length, at_leader)))
-                    .await;
+                flights.launch(Box::pin(self.read_one(view, node, read(at_leader)))).await;
             }
             let hedge = !waiting.is_empty() && !at_leader && flights.len() < 2;
             let landed = tokio::select! {
@@ -129,8 +129,7 @@ impl DataClient {
                 None if hedge => {
                     self.core.stats.hedged_reads.inc();
                     let node = waiting.remove(0);
-                    let call = self.read_one(view, node, column, length, at_leader);
-                    flights.launch(Box::pin(call)).await;
+                    flights.launch(Box::pin(self.read_one(view, node, read(at_leader)))).await;
                 }
                 None => {}
             }
@@ -142,24 +141,15 @@ impl DataClient {
         &self,
         view: &View,
         node: NodeId,
-        column: Column,
-        length: u32,
-        at_leader: bool,
+        read: Read,
     ) -> Result<Bytes, (Trouble, bool)> {
-        let answered = self.checked(view, node, column, length, at_leader).await;
-        answered.map_err(|trouble| (trouble, at_leader))
+        let at_leader = read.at_leader;
+        self.checked(view, node, read).await.map_err(|trouble| (trouble, at_leader))
     }
 
-    async fn checked(
-        &self,
-        view: &View,
-        node: NodeId,
-        column: Column,
-        length: u32,
-        at_leader: bool,
-    ) -> Result<Bytes, Trouble> {
-        let Column { partition, extent, offset } = column;
-        let request = DataRequest::Read(Read { partition, extent, offset, length, at_leader });
+    async fn checked(&self, view: &View, node: NodeId, read: Read) -> Result<Bytes, Trouble> {
+        let Read { partition, extent, offset, length, .. } = read;
+        let request = DataRequest::Read(read);
         let started = Instant::now();
         let (answer, bytes) = self.call(view, node, &request, Bytes::new(), TRY_WAIT).await?;
         let DataAnswer::Bytes { checksums, .. } = answer else {

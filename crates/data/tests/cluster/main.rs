@@ -16,9 +16,16 @@ use milpa_wire::data::{AppendTarget, DataRequest};
 use nodes::{Cluster, PARTITION, configuration, pattern};
 use tokio::task::LocalSet;
 
-fn run(test: impl Future<Output = ()>) {
+/// Three nodes with one partition, of which all are members and node 1 is the primary.
+fn run(test: impl AsyncFnOnce(&mut Cluster)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    LocalSet::new().block_on(&runtime, test);
+    LocalSet::new().block_on(&runtime, async {
+        let mut cluster = Cluster::start().await;
+        cluster.create_partition().await;
+        cluster.leader(&[1, 2, 3]).await;
+        test(&mut cluster).await;
+        cluster.stop().await;
+    });
 }
 
 /// Goal: what was acknowledged is on every member, whatever happened to one of them meanwhile.
@@ -26,11 +33,7 @@ fn run(test: impl Future<Output = ()>) {
 /// it returns and must become equal; all restart, and nothing is missing.
 #[test]
 fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
-
+    run(async |cluster| {
         // A large extent, appended in two packets; its repeat is the same extent.
         let (a, b) = (pattern(1, 100_000), pattern(2, 50_000));
         let new = AppendTarget::New { token: 1 };
@@ -101,19 +104,13 @@ fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
         let new = AppendTarget::New { token: 9 };
         let (fresh, ..) = cluster.append_patiently(1, 3, new, &b).await;
         assert!(fresh > second, "an extent id was given again");
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// Managers are not on the data path: data nodes find each other again without them.
 #[test]
 fn everything_restarts_while_the_managers_are_away() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 10_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -123,9 +120,6 @@ fn everything_restarts_while_the_managers_are_away() {
         let new = AppendTarget::New { token: 2 };
         cluster.append_patiently(1, 1, new, &bytes).await;
         cluster.equal_digests(&[1, 2, 3], 2).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -133,10 +127,7 @@ fn everything_restarts_while_the_managers_are_away() {
 /// was closed, so no append met the gap: for ten minutes there was a copy less than anybody thought.
 #[test]
 fn a_member_that_lost_unflushed_bytes_is_filled_when_it_returns() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 10_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -148,9 +139,6 @@ fn a_member_that_lost_unflushed_bytes_is_filled_when_it_returns() {
         cluster.start_node(3).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
         assert_eq!(cluster.read(3, extent, 0..10_000, false).await, Ok(bytes));
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -158,10 +146,7 @@ fn a_member_that_lost_unflushed_bytes_is_filled_when_it_returns() {
 /// that meets the gap breaks them; but the writer waited for its fsync, which failed after a minute.
 #[test]
 fn an_open_extent_is_made_whole_when_a_member_returns() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 10_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -175,9 +160,6 @@ fn an_open_extent_is_made_whole_when_a_member_returns() {
         })
         .await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -185,28 +167,19 @@ fn an_open_extent_is_made_whole_when_a_member_returns() {
 /// run looked at them any more, and the node reported them as unaligned for ever.
 #[test]
 fn a_former_primary_has_nothing_to_align() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 10_000);
         let new = AppendTarget::New { token: 1 };
         cluster.append_patiently(1, 1, new, &bytes).await;
         cluster.configure(configuration(2, &[2, 1, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// Small files from many clients at once share one extent, each at its own place.
 #[test]
 fn pieces_of_many_writers_share_an_extent() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let first = AppendTarget::Small { token: 0 };
         cluster.append_patiently(1, 1, first, &pattern(0, 100)).await;
         let cluster_ref = &cluster;
@@ -224,19 +197,13 @@ fn pieces_of_many_writers_share_an_extent() {
             assert_eq!(read.as_ref(), Ok(bytes));
         }
         cluster.equal_digests(&[1, 2, 3], 1).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// A replica that lost everything joins again, blank: it has no say, and gets every byte.
 #[test]
 fn a_blank_replica_is_filled() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 300_000);
         let mut extents = Vec::new();
         for token in 0..5 {
@@ -260,19 +227,13 @@ fn a_blank_replica_is_filled() {
                 _ => assert!(matches!(read, Err(DataError::NotPrimary { .. })), "{read:?}"),
             }
         }
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// The primary dies with appends under way. Another one takes over; what was acknowledged is there.
 #[test]
 fn the_primary_dies_in_the_middle_of_a_stream() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 128 << 10);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -311,19 +272,13 @@ fn the_primary_dies_in_the_middle_of_a_stream() {
         cluster.start_node(1).await;
         cluster.configure(configuration(3, &[2, 3, 1]), &[2, 3, 1]).await;
         cluster.equal_digests(&[2, 3, 1], 2).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// What a file's life needs besides appends: flush, close, free.
 #[test]
 fn extents_are_flushed_closed_and_freed() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 20_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -361,9 +316,6 @@ fn extents_are_flushed_closed_and_freed() {
         assert_eq!(gone, Err(DataError::NoExtent));
         let not_allowed = cluster.ask(&cluster.as_client, 1, &free, Bytes::new()).await;
         assert_eq!(not_allowed.map(|_| ()), Err(DataError::Invalid));
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -371,10 +323,7 @@ fn extents_are_flushed_closed_and_freed() {
 /// restarts knows no more than the header says, and equal replicas are not told again.
 #[test]
 fn a_sealed_extent_takes_overwrites_after_everything_restarted() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 20_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -393,9 +342,6 @@ fn a_sealed_extent_takes_overwrites_after_everything_restarted() {
         let digests = cluster.equal_digests(&[1, 2, 3], 1).await;
         assert_eq!(digests[0].length, 20_000, "a comparison leaves bytes out");
         cluster.overwrite(&[1, 2, 3], 1, extent, 15_000, &bytes[..5_000]).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -403,10 +349,7 @@ fn a_sealed_extent_takes_overwrites_after_everything_restarted() {
 /// nobody else will tell it.
 #[test]
 fn frees_that_a_member_missed_reach_it() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 20_000);
         let mut extents = Vec::new();
         for token in 1..=3 {
@@ -431,9 +374,6 @@ fn frees_that_a_member_missed_reach_it() {
         let free = DataRequest::Free { ranges: vec![range(2, 4_000, 96)] };
         cluster.ask_all(&cluster.as_meta, &free).await;
         cluster.equal_digests(&[1, 2, 3], 2).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -442,10 +382,7 @@ fn frees_that_a_member_missed_reach_it() {
 /// heard of the bytes, and kept an extent that was never sealed.
 #[test]
 fn an_extent_that_dies_open_is_removed_everywhere() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 20_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -455,19 +392,13 @@ fn an_extent_that_dies_open_is_removed_everywhere() {
         // Not the leader: everybody has adopted the epoch when its first alignment begins, and answers.
         cluster.configure(configuration(2, &[2, 1, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 0).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// Damage that no client reads is found all the same, while there are other copies.
 #[test]
 fn what_rots_unread_is_found_and_repaired() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 300_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -486,9 +417,6 @@ fn what_rots_unread_is_found_and_repaired() {
             (now[..300_000] == whole[..300_000]).then_some(())
         })
         .await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -498,10 +426,7 @@ fn what_rots_unread_is_found_and_repaired() {
 /// a writer that had not heard of a truncation: its overwrite was acknowledged, in bytes of no file.
 #[test]
 fn freed_bytes_are_neither_served_as_zeros_nor_overwritten() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 20_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -521,19 +446,13 @@ fn freed_bytes_are_neither_served_as_zeros_nor_overwritten() {
         let in_dead = cluster.try_overwrite(&[1, 2, 3], 1, extent, 4_999, &bytes[..2]).await;
         assert_eq!(in_dead, Err(DataError::NoExtent));
         cluster.overwrite(&[1, 2, 3], 1, extent, 4_000, &bytes[..1_000]).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// A flipped bit is never served, and is repaired from another replica.
 #[test]
 fn a_damaged_block_is_repaired_from_another_replica() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 200_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -544,19 +463,13 @@ fn a_damaged_block_is_repaired_from_another_replica() {
             cluster.read(2, extent, 0..200_000, false).await.ok()
         });
         assert_eq!(repaired.await, bytes);
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
 /// Bytes that no file got are deleted on the word of the inode's partition, and only those.
 #[test]
 fn unpublished_bytes_are_deleted_on_the_partitions_word() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 50_000);
         let new = |token| AppendTarget::New { token };
         let (kept, ..) = cluster.append_patiently(1, 1, new(1), &bytes).await;
@@ -569,9 +482,6 @@ fn unpublished_bytes_are_deleted_on_the_partitions_word() {
             assert_eq!(gone, Err(DataError::NoExtent), "node {node}");
             assert_eq!(cluster.read(node, kept, 0..50_000, false).await.as_ref(), Ok(&bytes));
         }
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 
@@ -579,10 +489,7 @@ fn unpublished_bytes_are_deleted_on_the_partitions_word() {
 /// When nobody had published it the others asked, and deleted theirs; the primary had nobody to ask.
 #[test]
 fn a_replica_that_was_filled_knows_whose_bytes_it_holds() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
+    run(async |cluster| {
         let bytes = pattern(1, 50_000);
         let new = |token| AppendTarget::New { token };
         let (kept, ..) = cluster.append_patiently(1, 1, new(1), &bytes).await;
@@ -592,9 +499,6 @@ fn a_replica_that_was_filled_knows_whose_bytes_it_holds() {
         cluster.start_node(1).await;
         let left = cluster.equal_digests(&[1, 2, 3], 1).await;
         assert_eq!(left[0].extent, kept);
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
     });
 }
 

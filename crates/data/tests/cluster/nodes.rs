@@ -273,6 +273,13 @@ impl Cluster {
         tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
     }
 
+    pub async fn stop(&mut self) {
+        let running: Vec<u32> = self.running.keys().copied().collect();
+        for node in running {
+            self.kill_node(node).await;
+        }
+    }
+
     pub async fn ask(
         &self,
         pool: &Pool,

@@ -12,16 +12,10 @@ const PACKET: usize = 128 << 10;
 #[test]
 #[ignore = "a measurement, not a check"]
 fn rates() {
-    run(async {
-        let mut cluster = Cluster::start().await;
-        cluster.create_partition().await;
-        cluster.leader(&[1, 2, 3]).await;
-        stream(&cluster).await;
-        pieces(&cluster).await;
-        reads_and_overwrites(&cluster).await;
-        for node in [1, 2, 3] {
-            cluster.kill_node(node).await;
-        }
+    run(async |cluster| {
+        stream(cluster).await;
+        pieces(cluster).await;
+        reads_and_overwrites(cluster).await;
     });
 }
 

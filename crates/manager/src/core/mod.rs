@@ -26,6 +26,7 @@ mod task;
 mod volume;
 
 pub use command::{Applied, Command, CommandV1, NewDataPartition, NewMetaPartition, Registration};
+pub(crate) use node::unknown_node;
 pub use node::{Drain, NodeRecord};
 pub use partition::{DataRecord, MetaRecord, PartitionKind, Removal, Replica, SplitState};
 pub use snapshot::SnapshotError;

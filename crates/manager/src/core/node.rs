@@ -301,7 +301,14 @@ impl State {
 }
 
 fn no_node(id: NodeId) -> Applied {
-    Applied::Refused(ManagerError::Refused { reason: format!("there is no node {id}") })
+    Applied::Refused(unknown_node(id))
+}
+
+/// What an operator is told who names a node that is not there.
+pub(crate) fn unknown_node(id: NodeId) -> ManagerError {
+    ManagerError::Refused {
+        reason: format!("there is no node {id}; `milpa node list` shows the nodes"),
+    }
 }
 
 /// Everything wrong with a registration, one line each.

@@ -16,6 +16,7 @@ use milpa_types::{DiskId, ManagerError, NodeId, PartitionId, Role};
 use serde::{Deserialize, Serialize};
 
 use super::command::Applied;
+use super::node::unknown_node;
 use super::partition::{Replica, stale};
 use super::state::State;
 
@@ -271,7 +272,7 @@ impl State {
     pub(super) fn removal_problem(&self, node: NodeId) -> Option<ManagerError> {
         let refuse = |reason: String| Some(ManagerError::Refused { reason });
         let Some(record) = self.nodes.get(&node) else {
-            return refuse(format!("there is no node {node}"));
+            return Some(unknown_node(node));
         };
         let held = self.replicas_on(node, None);
         if record.state.is_heard() && held > 0 {

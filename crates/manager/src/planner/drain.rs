@@ -5,6 +5,7 @@ use milpa_types::{DiskId, ManagerError, NodeId, Role};
 use super::View;
 use super::health::{data_place, meta_place};
 use super::place::{Topology, place_one};
+use crate::core::unknown_node;
 
 /// Looks for a place for every replica that would have to move.
 ///
@@ -15,7 +16,7 @@ use super::place::{Topology, place_one};
 pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), ManagerError> {
     let refuse = |reason: String| Err(ManagerError::Refused { reason });
     let Some(known) = view.state.node(node) else {
-        return refuse(format!("there is no node {node}"));
+        return Err(unknown_node(node));
     };
     if let Some(disk) = disk
         && (known.role != Role::Data || !known.disks.iter().any(|found| found.id == disk))

@@ -173,7 +173,7 @@ fn a_drain_that_cannot_end_is_refused_with_the_rule() {
     let meta = drain::check(world.view(), NodeId(101), None).unwrap_err().to_string();
     assert!(meta.contains("another replica of meta partition 1"), "{meta}");
     let stranger = drain::check(world.view(), NodeId(7), None).unwrap_err().to_string();
-    assert_eq!(stranger, "refused: there is no node 7");
+    assert!(stranger.contains("there is no node 7"), "{stranger}");
     let no_disk = drain::check(world.view(), node, Some(DiskId(9))).unwrap_err().to_string();
     assert_eq!(no_disk, "refused: node 104 has no disk 9");
 }
