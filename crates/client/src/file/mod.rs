@@ -135,9 +135,12 @@ pub(crate) struct Handle {
     pub flags: OpenFlags,
     /// The session's generation at the open.
     generation: u64,
-    /// Failures that this handle's user was told of by fsync or close, or that were before its time.
+    /// Failures that were before its time: none of its writes' business.
+    before: u64,
+    /// Failures that this handle's user was told of by fsync or close, or somebody was before its time.
+    /// As in Linux (errseq_t), one that nobody has heard of is told to who comes later.
     told: AtomicU64,
-    /// Failures that a reader knows of: from any call that failed, or they were told before its time.
+    /// Failures that a reader knows of: the same, or from any call that failed.
     warned: AtomicU64,
 }
 
@@ -146,7 +149,8 @@ impl Handle {
     /// and again at fsync or close: no program may miss it.
     fn failure_to_tell(&self) -> Option<FsError> {
         let Failures { count, last, .. } = self.file.shared().failures.clone();
-        let failure = last.filter(|_| self.told.load(Ordering::Relaxed) < count)?;
+        let known = self.told.load(Ordering::Relaxed).max(self.before);
+        let failure = last.filter(|_| known < count)?;
         self.warned.fetch_max(count, Ordering::Relaxed);
         Some(failure)
     }
@@ -240,9 +244,10 @@ impl Files {
 
     fn add_handle(&self, file: Arc<FileState>, flags: OpenFlags, generation: u64) -> HandleId {
         let id = HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed));
-        let Failures { count, told, .. } = file.shared().failures.clone();
-        let (told, warned) = (AtomicU64::new(count), AtomicU64::new(told));
-        lock(&self.handles).insert(id, Arc::new(Handle { file, flags, generation, told, warned }));
+        let Failures { count: before, told, .. } = file.shared().failures.clone();
+        let (told, warned) = (AtomicU64::new(told), AtomicU64::new(told));
+        let handle = Handle { file, flags, generation, before, told, warned };
+        lock(&self.handles).insert(id, Arc::new(handle));
         id
     }
 

@@ -261,6 +261,14 @@ async fn who_opens_a_file_after_a_loss_that_nobody_was_told_of_is_told() {
         assert!(matches!(error, FsError::Lost(_)), "{error}");
         assert!(client.read(again, 0, 10_000).await.unwrap().is_empty());
     }
+    let mut told = Vec::new();
+    for _ in 0..2 {
+        let flags = OpenFlags::read_write();
+        let again = client.open(opened.attributes.inode, flags).await.unwrap().handle;
+        client.write(again, 0, pattern(2, 10), false).await.unwrap();
+        told.push([client.flush(again).await.is_err(), client.fsync(again, false).await.is_err()]);
+    }
+    assert_eq!(told, [[true, false], [false, false]], "once, to the first who asks");
     assert!(client.fsync(opened.handle, false).await.is_err());
 }
 
