@@ -372,7 +372,10 @@ impl Observer {
         trace::note(&format!("growing the volume: {:?}", grown.as_ref().err()));
         let mut watch = self.watch.borrow_mut();
         watch.splits += 1;
-        watch.wanted = Wanted::Watch;
+        // Something else may be wanted by now.
+        if watch.wanted == Wanted::Grow {
+            watch.wanted = Wanted::Watch;
+        }
         Ok(())
     }
 }
