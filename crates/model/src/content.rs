@@ -158,6 +158,13 @@ impl Content {
         self.writes.iter_mut().filter(lost).for_each(|write| write.is_failed = true);
     }
 
+    /// A flush or fsync, by any client, said that bytes are lost: a later fsync says nothing about what
+    /// power cuts may have taken.
+    pub fn loss_was_told(&mut self) {
+        let lost = |write: &&mut Write| write.may_be_cut();
+        self.writes.iter_mut().filter(lost).for_each(|write| write.is_failed = true);
+    }
+
     /// How many writes it has seen.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -259,8 +266,12 @@ impl Write {
     fn is_certain_for(&self, reader: Reader) -> bool {
         let seen = if self.client == reader.client { self.acknowledged } else { self.published };
         let since = if self.client == reader.client { reader.began } else { reader.opened };
-        let may_be_lost = self.is_failed || (!self.is_synced && self.cut_at.count_ones() > 1);
-        seen.is_some_and(|at| at <= since) && !may_be_lost
+        seen.is_some_and(|at| at <= since) && !self.is_failed && !self.may_be_cut()
+    }
+
+    /// Whether power may have taken all copies.
+    fn may_be_cut(&self) -> bool {
+        !self.is_synced && self.cut_at.count_ones() > 1
     }
 
     /// Whether it surely came after the other.
@@ -286,6 +297,21 @@ mod tests {
         content.acknowledged(write, 2);
         content.published(1, 3, 4, false);
         content
+    }
+
+    #[test]
+    fn after_a_loss_was_told_a_later_fsync_says_nothing_about_it() {
+        for is_told in [false, true] {
+            let mut content = one_published();
+            content.power_cut(1);
+            content.power_cut(2);
+            if is_told {
+                content.loss_was_told();
+            }
+            content.published(1, 5, 6, true);
+            let judged = content.judge(reader(2, 7, 8), 0, 10, &[]);
+            assert_eq!(judged.is_ok(), is_told, "{judged:?}");
+        }
     }
 
     #[test]

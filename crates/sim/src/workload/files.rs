@@ -190,6 +190,7 @@ impl Worker {
         let (now, client) = (history.moment(), self.plan.client);
         let content = history.content(inode);
         if !is_ok {
+            content.loss_was_told();
             return content.client_failed(client);
         }
         let confirmed = content.published(client, began, now, is_sync);
