@@ -71,6 +71,14 @@ impl DataClient {
         }
     }
 
+    /// Whether all members say that the extent of `column` was removed, or the byte there freed.
+    pub(crate) async fn is_gone(&self, column: Column) -> bool {
+        let view = self.core.views.current();
+        let Some(partition) = view.data(column.partition) else { return false };
+        let asked = self.try_members(&view, partition, column, 1).await;
+        asked.is_err_and(|trouble| trouble.answer() == Some(&DataError::NoExtent))
+    }
+
     /// Asks members until one gives the bytes; all have failed otherwise.
     async fn try_members(
         &self,

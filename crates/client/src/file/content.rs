@@ -588,7 +588,8 @@ impl Content {
 
     /// The segments that may not be on disk, in the file's order.
     pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
-        self.segments.iter().filter(|segment| !segment.flushed).cloned().collect()
+        let may_be_lost = |s: &&Segment| !s.flushed && !is_on_disk(&self.flushed, s);
+        self.segments.iter().filter(may_be_lost).cloned().collect()
     }
 
     /// What an fsync must have flushed by all members.

@@ -4,21 +4,35 @@
 //! bytes, and is to be told. That is what fsync does: it fails, once, and cuts the file; until then a
 //! write over lost bytes fails too. So no fsync ever succeeds over bytes that are gone.
 
-use milpa_types::{Column, Columns, Segment};
+use std::collections::{BTreeMap, BTreeSet};
+
+use milpa_types::{Column, Columns, ExtentId, PartitionId, Segment};
 use milpa_wire::meta::{MetaAnswer, MetaWrite};
 
 use super::FileState;
 use crate::error::FsError;
 use crate::inner::Inner;
 
+/// Extents of which nothing is left.
+pub(super) type Gone = BTreeSet<(PartitionId, ExtentId)>;
+
 impl Inner {
-    /// Has the file cut where bytes are missing that no replica has any more. The last ones come
-    /// first: behind a cut nothing is left that would keep the size.
-    pub(crate) async fn cut_lost(&self, file: &FileState) -> Result<(), FsError> {
+    /// Has the file, whose content was just loaded, cut where bytes are missing that no replica has any
+    /// more. The last ones come first: behind a cut nothing is left that would keep the size. Gives
+    /// whether there were any.
+    pub(crate) async fn cut_lost(&self, file: &FileState) -> Result<bool, FsError> {
         let unflushed = file.shared().content.unflushed_segments();
+        let gone = self.gone_extents(file).await;
+        let mut is_cut = false;
         for column in unflushed.iter().rev().filter_map(last_byte) {
-            let Some(length) = self.data.lost(column).await else { continue };
             let Column { partition, extent, .. } = column;
+            let length = match gone.contains(&(partition, extent)) {
+                true => 0,
+                false => match self.data.lost(column).await {
+                    Some(length) => length,
+                    None => continue,
+                },
+            };
             tracing::error!(
                 inode = %file.inode, %partition, %extent, length,
                 "bytes that were never synced are on no replica any more; the file is cut there"
@@ -27,12 +41,35 @@ impl Inner {
             if let MetaAnswer::Attributes(cut) = self.meta.write(file.inode, write).await? {
                 self.attributes.put(file.inode, cut, tokio::time::Instant::now());
             }
+            is_cut = true;
         }
-        self.reload(file).await
+        self.reload(file).await?;
+        Ok(is_cut)
+    }
+
+    /// Extents that the file, as it was just loaded, refers to with bytes that were never synced, and
+    /// that were removed everywhere: all else of them was freed, so what power left was of no use.
+    pub(super) async fn gone_extents(&self, file: &FileState) -> Gone {
+        let unflushed = file.shared().content.unflushed_segments();
+        let mut by_extent: BTreeMap<_, Vec<Column>> = BTreeMap::new();
+        for column in unflushed.iter().filter_map(last_byte) {
+            by_extent.entry((column.partition, column.extent)).or_default().push(column);
+        }
+        let mut gone = Gone::new();
+        for (extent, columns) in by_extent {
+            let mut is_gone = true;
+            for column in columns {
+                is_gone = is_gone && self.data.is_gone(column).await;
+            }
+            if is_gone {
+                gone.insert(extent);
+            }
+        }
+        gone
     }
 
     /// Where the file ends without what is lost of it at its end.
-    pub(super) async fn end_without_lost(&self, file: &FileState) -> u64 {
+    pub(super) async fn end_without_lost(&self, file: &FileState, gone: &Gone) -> u64 {
         let (mut end, unflushed) = {
             let content = &file.shared().content;
             (content.size(), content.unflushed_segments())
@@ -42,7 +79,11 @@ impl Inner {
                 break;
             }
             let Some(last) = last_byte(segment) else { break };
-            let Some(length) = self.data.lost(last).await else { break };
+            let length = match gone.contains(&(last.partition, last.extent)) {
+                true => Some(0),
+                false => self.data.lost(last).await,
+            };
+            let Some(length) = length else { break };
             let first = (last.offset + 1).saturating_sub(segment.length);
             let there = length.saturating_sub(first).min(segment.length);
             end = segment.offset + there;

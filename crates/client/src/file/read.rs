@@ -8,6 +8,7 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 
 use super::FileState;
 use super::content::Source;
+use super::lost::Gone;
 use crate::core::Retry;
 use crate::error::FsError;
 use crate::flights::join_all;
@@ -48,21 +49,25 @@ impl Inner {
         offset: u64,
         length: u32,
     ) -> Result<Vec<Bytes>, FsError> {
-        let mut reloads = 0;
+        let (mut reloads, mut gone) = (0, Gone::new());
         let mut retry = Retry::new(&self.core, "read");
         loop {
             if file.shared().content.stale {
                 self.reload(file).await?;
             }
             let sources = file.shared().content.sources(offset, u64::from(length));
-            match self.gather(file, offset, sources).await {
+            match self.gather(file, offset, sources, &gone).await {
                 // Truncated or replaced by somebody, who had the old bytes deleted.
                 Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {
                     reloads += 1;
                     file.shared().content.stale = true;
                 }
                 Err(FsError::Data(DataError::NoExtent)) => {
-                    return Err(FsError::Stale("the file's bytes were deleted"));
+                    let known = gone.len();
+                    gone = self.gone_extents(file).await;
+                    if gone.len() == known {
+                        return Err(FsError::Stale("the file's bytes were deleted"));
+                    }
                 }
                 // On no member yet, or on none any more.
                 Err(FsError::Data(DataError::NotHere)) => {
@@ -82,6 +87,7 @@ impl Inner {
         file: &FileState,
         offset: u64,
         sources: Vec<Source>,
+        gone: &Gone,
     ) -> Result<Vec<Bytes>, FsError> {
         let mut pieces = Vec::with_capacity(sources.len());
         let mut calls: Vec<Boxed<'_, Result<Present, FsError>>> = Vec::new();
@@ -94,7 +100,10 @@ impl Inner {
                     for (column, length) in transfers(column, length) {
                         places.push(pieces.len());
                         pieces.push(Bytes::new());
-                        calls.push(Box::pin(self.read_present(column, length)));
+                        calls.push(match gone.contains(&(column.partition, column.extent)) {
+                            true => Box::pin(std::future::ready(Ok(Present::nothing(length)))),
+                            false => Box::pin(self.read_present(column, length)),
+                        });
                     }
                 }
             }
@@ -108,7 +117,7 @@ impl Inner {
             }
         }
         if is_lost {
-            let end = self.end_without_lost(file).await;
+            let end = self.end_without_lost(file, gone).await;
             shorten(&mut pieces, end.saturating_sub(offset));
         }
         Ok(pieces)
@@ -134,6 +143,12 @@ impl Inner {
 struct Present {
     bytes: Bytes,
     lost: u32,
+}
+
+impl Present {
+    fn nothing(lost: u32) -> Present {
+        Present { bytes: Bytes::new(), lost }
+    }
 }
 
 /// Cuts pieces to so many bytes in all.

@@ -84,13 +84,17 @@ impl Inner {
             match pushed {
                 Ok(Published::All) => return Ok(()),
                 Ok(Published::Behind) => {}
-                Err(error) => {
-                    if matches!(error, FsError::Data(DataError::Lost { .. })) {
-                        // The caller hears of it. From then on the file is what is left of it.
-                        self.cut_lost(file).await?;
+                // The caller hears of it. From then on the file is what is left of it.
+                Err(FsError::Data(error @ (DataError::Lost { .. } | DataError::NoExtent))) => {
+                    self.reload(file).await?;
+                    match (self.cut_lost(file).await?, error) {
+                        (_, lost @ DataError::Lost { .. }) => return Err(lost.into()),
+                        (true, _) => return Err(DataError::Lost { length: 0 }.into()),
+                        // Not lost: somebody else had replaced it.
+                        (false, _) => {}
                     }
-                    return Err(error);
                 }
+                Err(error) => return Err(error),
             }
         }
         Err(FsError::Meta(MetaError::Busy))
