@@ -370,6 +370,7 @@ fn bytes_are_forgotten_when_every_replica_has_freed_them() {
         size: 4096,
         inline: None,
         overwritten: Vec::new(),
+        may_replace: true,
         modified: Timestamp(2),
         clear_set_id: false,
     });

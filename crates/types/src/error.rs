@@ -71,6 +71,10 @@ pub enum MetaError {
         /// The inode's content version.
         current: u64,
     },
+    /// The file has other bytes where these are to go, and whoever wrote those may have synced them: have
+    /// these flushed first, and publish again.
+    #[error("would replace bytes by others that may not be on disk")]
+    ReplacesBytes,
     /// This partition takes no new inodes: place the inode elsewhere.
     #[error("partition takes no new inodes")]
     PartitionFull,
@@ -110,9 +114,10 @@ impl MetaError {
                 Next::RetrySame
             }
             E::WrongPartition => Next::RefreshRoute,
-            E::PartitionFull | E::StaleTruncation { .. } | E::StaleContent { .. } => {
-                Next::RetryElsewhere
-            }
+            E::PartitionFull
+            | E::StaleTruncation { .. }
+            | E::StaleContent { .. }
+            | E::ReplacesBytes => Next::RetryElsewhere,
             E::NotFound
             | E::Exists
             | E::NotDirectory
@@ -148,6 +153,7 @@ impl MetaError {
             E::Locked | E::Busy => 16,
             E::StaleTruncation { .. }
             | E::StaleContent { .. }
+            | E::ReplacesBytes
             | E::NotLeader { .. }
             | E::WrongPartition
             | E::OutcomeUnknown

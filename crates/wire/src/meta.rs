@@ -306,6 +306,9 @@ pub struct Publish {
     /// Where bytes were overwritten in place: the content changed though no key did. The file must
     /// still have its bytes there, or what was overwritten is nobody's any more.
     pub overwritten: Vec<Segment>,
+    /// All members were asked to flush the bytes of `segments`, and answered as the volume's durability
+    /// wants it. Only then may they take the place of others, which may have been synced.
+    pub may_replace: bool,
     /// Time of the last write.
     pub modified: Timestamp,
     /// The process that wrote was not privileged: set-id bits go.

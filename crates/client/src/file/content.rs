@@ -461,7 +461,12 @@ impl Content {
 
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
     /// push of all has succeeded.
-    pub(crate) fn begin_publish(&mut self, inline_bytes_max: u64) -> Option<Publish> {
+    /// `may_replace` says that everything was flushed by all members before.
+    pub(crate) fn begin_publish(
+        &mut self,
+        inline_bytes_max: u64,
+        may_replace: bool,
+    ) -> Option<Publish> {
         debug_assert!(self.sending.is_empty(), "one push at a time");
         let modified = match self.untold.modified {
             Some(modified) => modified,
@@ -485,6 +490,7 @@ impl Content {
             size: untold.end,
             inline,
             overwritten: self.overwritten.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect(),
+            may_replace,
             modified,
             clear_set_id: untold.clear_set_id,
         })

@@ -335,7 +335,7 @@ impl World {
             if self.content.is_behind() {
                 continue;
             }
-            let Some(publish) = self.content.begin_publish(INLINE) else { return };
+            let Some(publish) = self.content.begin_publish(INLINE, false) else { return };
             if !succeeds {
                 self.budget -= self.content.publish_failed(&publish);
                 return;
@@ -475,7 +475,7 @@ fn somebody_elses_change_makes_the_content_stale() {
     let mut world = World::new();
     world.write(0, 1000);
     world.push(Scope::All, usize::MAX, None, None);
-    let publish = world.content.begin_publish(INLINE).unwrap();
+    let publish = world.content.begin_publish(INLINE, false).unwrap();
     world.servers.attributes.content_version += 1;
     let attributes = world.servers.publish(&publish).unwrap();
     world.content.published(publish, attributes);
@@ -510,7 +510,7 @@ fn more_segments_than_one_publish_takes_go_in_several() {
         world.content.appended(Committed { file_offset: i * 10, length: 5, column }, false);
     }
     let mut publishes = 0;
-    while let Some(publish) = world.content.begin_publish(INLINE) {
+    while let Some(publish) = world.content.begin_publish(INLINE, false) {
         assert!(publish.segments.len() <= 4096);
         let attributes = world.servers.publish(&publish).unwrap();
         world.content.published(publish, attributes);

@@ -27,6 +27,15 @@ pub(crate) enum Published {
     Behind,
 }
 
+/// What became of one publish.
+enum Outcome {
+    Applied,
+    /// As [`Published::Behind`].
+    Behind,
+    /// It would have replaced bytes that may have been synced by some that are not.
+    Unflushed,
+}
+
 impl Inner {
     /// Pushes and publishes everything that was written before.
     pub(crate) async fn settle(
@@ -125,10 +134,10 @@ impl Inner {
         file: &Arc<FileState>,
     ) -> Result<Published, FsError> {
         let inline_bytes_max = self.inline_bytes_max();
-        if file.shared().content.leaves_inode() {
-            // The inode's partition keeps these bytes in synced logs, and lets them go with the publish.
-            let flushed = self.flush_content(file).await;
-            flushed.inspect_err(|error| self.push_failed(file, error))?;
+        // The inode's partition keeps these bytes in synced logs, and lets them go with the publish.
+        let mut may_replace = file.shared().content.leaves_inode();
+        if may_replace {
+            self.flush_before_publish(file).await?;
         }
         loop {
             let begun = {
@@ -136,11 +145,18 @@ impl Inner {
                 if content.is_behind() {
                     return Ok(Published::Behind);
                 }
-                content.begin_publish(inline_bytes_max)
+                content.begin_publish(inline_bytes_max, may_replace)
             };
             let Some(publish) = begun else { break };
-            if self.publish_one(file, publish).await? == Published::Behind {
-                return Ok(Published::Behind);
+            match self.publish_one(file, publish).await? {
+                Outcome::Applied => {}
+                Outcome::Behind => return Ok(Published::Behind),
+                Outcome::Unflushed if may_replace => return Err(FsError::Broken("publish")),
+                Outcome::Unflushed => {
+                    self.flush_before_publish(file).await?;
+                    may_replace = true;
+                    continue;
+                }
             }
             // What was written meanwhile is for the next push, not for this loop.
             if !file.shared().content.has_unpublished() {
@@ -151,11 +167,16 @@ impl Inner {
         Ok(Published::All)
     }
 
+    async fn flush_before_publish(&self, file: &FileState) -> Result<(), FsError> {
+        let flushed = self.flush_content(file).await;
+        flushed.inspect_err(|error| self.push_failed(file, error))
+    }
+
     async fn publish_one(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         mut publish: Publish,
-    ) -> Result<Published, FsError> {
+    ) -> Result<Outcome, FsError> {
         match self.send_publish(file, &mut publish).await {
             Ok(attributes) => {
                 let mut shared = file.shared();
@@ -165,12 +186,17 @@ impl Inner {
                 self.budget.give(released);
                 self.attributes.put(file.inode, attributes, tokio::time::Instant::now());
                 self.advance_pages(file.inode, attributes.content_version);
-                Ok(Published::All)
+                Ok(Outcome::Applied)
             }
             Err(FsError::Meta(MetaError::StaleContent { .. })) => {
                 let released = file.shared().content.publish_was_behind(&publish);
                 self.budget.give(released);
-                Ok(Published::Behind)
+                Ok(Outcome::Behind)
+            }
+            Err(FsError::Meta(MetaError::ReplacesBytes)) => {
+                let released = file.shared().content.publish_failed(&publish);
+                self.budget.give(released);
+                Ok(Outcome::Unflushed)
             }
             Err(error) => {
                 let released = file.shared().content.publish_failed(&publish);

@@ -430,6 +430,24 @@ async fn a_file_ends_where_power_took_bytes_that_were_never_synced() {
     assert!(read(&other, "/log").await == [pattern(1, 300_000), pattern(3, 1_000)].concat());
 }
 
+/// Found by the simulation (seed 195): a writer that had opened the file before another one's bytes were
+/// there put its own over them, unsynced, and power took these: the synced ones were gone as well.
+#[tokio::test(start_paused = true)]
+async fn synced_bytes_are_not_replaced_by_others_that_power_may_take() {
+    let cluster = Cluster::new();
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let opened = create(&client, "f").await;
+    let early = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.fsync(opened.handle, false).await.unwrap();
+    other.write(early.handle, 100_000, pattern(2, 100_000), false).await.unwrap();
+    other.flush(early.handle).await.unwrap();
+    cluster.lock().data.cut_power();
+    let (old, new) = (pattern(1, 300_000), pattern(2, 100_000));
+    let there = read(&client, "/f").await;
+    assert!(there == [&old[..100_000], &new[..], &old[200_000..]].concat());
+}
+
 /// A write over bytes that are lost fails, and tells so; after that they are written anew.
 #[tokio::test(start_paused = true)]
 async fn lost_bytes_are_told_and_then_written_anew() {

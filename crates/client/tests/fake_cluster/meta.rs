@@ -348,6 +348,12 @@ impl Inode {
         if !is_based && (replaces_all || publish.base.is_some()) {
             return Err(MetaError::StaleContent { current: attributes.content_version });
         }
+        let is_hit = |s: &Segment| {
+            self.segments.iter().any(|old| old.clip(s.offset, s.end()).is_some_and(|o| o != *s))
+        };
+        if !publish.may_replace && publish.segments.iter().any(|s| !s.flushed && is_hit(s)) {
+            return Err(MetaError::ReplacesBytes);
+        }
         if let Some(inline) = &publish.inline {
             self.segments.clear();
             self.inline = Some(inline.clone());

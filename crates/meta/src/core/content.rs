@@ -87,6 +87,18 @@ impl Partition {
         }
     }
 
+    /// Whether any of the segments, which may not be on disk, takes the place of other bytes.
+    pub(crate) fn replaces(&self, id: InodeId, inode: &Inode, segments: &[Segment]) -> bool {
+        let is_other = |new: &Segment, old: &Segment| {
+            old.clip(new.offset, new.end()).is_some_and(|old| !is_same_place(&old, new))
+        };
+        let has_inline = matches!(inode.body, Body::Inline(_)) && !segments.is_empty();
+        has_inline
+            || segments.iter().filter(|new| !new.flushed).any(|new| {
+                self.overlapping(id, new.offset, new.end()).any(|old| is_other(new, &old))
+            })
+    }
+
     /// Makes a checked, plain segment part of the file: it wins over what it overlaps. Returns
     /// whether the file's bytes changed; marking bytes as flushed does not change them.
     pub(crate) fn put_segment(&mut self, id: InodeId, inode: &mut Inode, new: &Segment) -> bool {

@@ -4,7 +4,8 @@
 //! the free list. Publishing the same bytes again, to mark them flushed or because an answer was
 //! lost, frees nothing and changes no content version. Content in the inode is replaced whole, by a
 //! client that has seen all of it, and what was overwritten in place must still be part of the file:
-//! [`MetaError::StaleContent`] sends back a client that did not see another one's change.
+//! [`MetaError::StaleContent`] sends back a client that did not see another one's change. Bytes that power
+//! may still take do not replace others, which may have been synced: [`MetaError::ReplacesBytes`].
 
 use milpa_types::{Columns, FileKind, InodeId, MetaError, Segment, SessionId, Timestamp};
 use milpa_wire::meta::{FlushedFile, MARKS_MAX, MetaAnswer, MetaReply, Publish};
@@ -35,6 +36,9 @@ impl Partition {
         self.check_publish(&inode, publish)?;
         if !publish.overwritten.iter().all(|place| self.has_at(id, place)) {
             return Err(MetaError::StaleContent { current: inode.content_version });
+        }
+        if !publish.may_replace && self.replaces(id, &inode, &publish.segments) {
+            return Err(MetaError::ReplacesBytes);
         }
         let old_size = inode.size;
         let mut is_changed = !publish.overwritten.is_empty();

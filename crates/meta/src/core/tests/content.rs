@@ -218,6 +218,7 @@ fn inline(f: &OneFile, content: &[u8]) -> MetaWrite {
         size: content.len() as u64,
         inline: Some(content.to_vec()),
         overwritten: Vec::new(),
+        may_replace: true,
         modified: Timestamp(60),
         clear_set_id: false,
     })
@@ -267,6 +268,35 @@ fn content_in_the_inode_is_replaced_only_by_who_has_seen_it() {
     // that carried its old bytes along was taken.
     let late = f.publish_over(Some(1), vec![segment(0, 12, LARGE, 9000)]);
     assert_eq!(late, Err(MetaError::StaleContent { current: 3 }), "bytes that it carried along");
+}
+
+/// Found by the simulation (seed 195): a client that did not know of another one's synced bytes put its
+/// own over them, and the next power cut took these: the file had neither.
+#[test]
+fn bytes_that_power_may_take_do_not_replace_others() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    let send = |f: &mut OneFile, segment: Segment, may_replace| {
+        let MetaWrite::Publish(publish) = publish(f.file, 0, vec![segment]) else { panic!() };
+        f.solo.write(MetaWrite::Publish(Publish { may_replace, ..publish }))
+    };
+    let refused = Err(MetaError::ReplacesBytes);
+    assert_eq!(send(&mut f, segment(50, 100, LARGE, 500), false), refused);
+    assert_eq!(f.segments(), [segment(0, 100, LARGE, 0)]);
+    send(&mut f, segment(100, 50, LARGE, 100), false).expect("nothing is replaced");
+    send(&mut f, segment(20, 30, LARGE, 20), false).expect("the same bytes");
+    let flushed = Segment { flushed: true, ..segment(50, 10, LARGE, 700) };
+    send(&mut f, flushed, false).expect("on disk");
+    send(&mut f, segment(90, 60, LARGE, 500), true).expect("flushed as the volume wants it");
+
+    f.solo.write(inline(&f, b"small")).unwrap();
+    assert_eq!(f.content(), Content::Inline(b"small".to_vec()));
+    let base = Some(f.solo.stat(f.file).unwrap().content_version);
+    let MetaWrite::Publish(leaving) = publish(f.file, 0, vec![segment(0, 200, LARGE, 0)]) else {
+        panic!()
+    };
+    let leaving = Publish { base, may_replace: false, ..leaving };
+    assert_eq!(f.solo.write(MetaWrite::Publish(leaving)), refused);
 }
 
 /// A regression, found by the simulation: bytes were overwritten in place after another client had

@@ -83,6 +83,7 @@ fn publish(inode: InodeId, truncation: u64, segments: Vec<Segment>) -> MetaWrite
         segments,
         inline: None,
         overwritten: Vec::new(),
+        may_replace: true,
         modified: Timestamp(50),
         clear_set_id: false,
     })
