@@ -298,13 +298,12 @@ impl Run {
                 "acknowledged bytes that were never flushed are on no replica any more");
         }
         let new = described(extent, claims);
-        if !self.align_here(new, length, source).await? {
-            return Ok(());
-        }
-        let mut result = if complete { Ok(()) } else { Err(DataError::Busy) };
+        let is_here = self.align_here(new, length, source).await?;
+        let mut result = if complete || !is_here { Ok(()) } else { Err(DataError::Busy) };
         for claim in claims.iter().filter(|claim| claim.node != self.node) {
             let even = claim.state.is_some_and(|state| state.sealed && state.length == length);
-            if even {
+            // Where an empty file is left, its seal says that nothing is on its way.
+            if even || (!is_here && claim.state.is_none()) {
                 continue;
             }
             let source = self.source_for(claim.node, claims, length);

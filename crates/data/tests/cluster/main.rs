@@ -163,6 +163,38 @@ fn an_open_extent_is_made_whole_when_a_member_returns() {
     });
 }
 
+/// Story: power failed everywhere and took an extent's bytes from all replicas; one kept the file. The
+/// primary had nothing to make even and sealed nothing, so that replica answered overwrites with
+/// "busy" for as long as it led: the file's writers hung, one deadline after the other.
+#[test]
+fn an_extent_that_is_empty_where_it_is_left_is_sealed_there() {
+    run(async |cluster| {
+        let bytes = pattern(1, 10_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        for node in [1, 2, 3] {
+            cluster.kill_node(node).await;
+        }
+        cluster.lose_extent(1, extent);
+        for node in [2, 3] {
+            cluster.empty_extent(node, extent);
+            cluster.start_node(node).await;
+        }
+        // One of these two leads when the primary comes.
+        cluster.leader(&[2, 3]).await;
+        cluster.start_node(1).await;
+        let answer = nodes::until("the leader knows what became of the bytes", async || {
+            let all = [1, 2, 3];
+            match cluster.try_overwrite(&all, 1, extent, 0, &bytes[..100]).await {
+                Err(DataError::Busy) => None,
+                other => Some(other),
+            }
+        })
+        .await;
+        assert_eq!(answer, Err(DataError::Lost { length: 0 }));
+    });
+}
+
 /// Story: the extents that were open when a primary ceased to be one were noted there as broken. No
 /// run looked at them any more, and the node reported them as unaligned for ever.
 #[test]

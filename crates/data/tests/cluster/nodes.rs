@@ -15,8 +15,9 @@ use milpa_data::{DataNodeConfig, DiskConfig, Started, run_announced};
 use milpa_host::keys::Key;
 use milpa_host::rpc::{Credential, Identity, Peer, Pool, Reply, Service, serve};
 use milpa_types::{
-    ClusterId, DataError, DiskId, Epoch, ExtentId, InodeId, MetaPartition, MetaSlot, Node, NodeId,
-    NodeState, PartitionId, Role, SessionId, Volume, VolumeId, VolumeOptions, VolumeView,
+    ClusterId, DataError, DiskId, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, MetaPartition,
+    MetaSlot, Node, NodeId, NodeState, PartitionId, Role, SessionId, Volume, VolumeId,
+    VolumeOptions, VolumeView,
 };
 use milpa_wire::data::*;
 use milpa_wire::frame::crc32c;
@@ -509,6 +510,13 @@ impl Cluster {
     /// Takes an extent from a node that does not run, as a power cut takes one that was never flushed.
     pub fn lose_extent(&self, node: u32, extent: ExtentId) {
         std::fs::remove_file(self.extent_file(node, extent)).unwrap();
+    }
+
+    /// As [`lose_extent`](Cluster::lose_extent), but for the file and its header.
+    pub fn empty_extent(&self, node: u32, extent: ExtentId) {
+        let file =
+            std::fs::File::options().write(true).open(self.extent_file(node, extent)).unwrap();
+        file.set_len(EXTENT_BYTES_MAX + 1024).unwrap();
     }
 
     pub fn extent_file(&self, node: u32, extent: ExtentId) -> PathBuf {
