@@ -87,16 +87,13 @@ impl Partition {
         }
     }
 
-    /// Whether any of the segments, which may not be on disk, takes the place of other bytes.
+    /// Whether any of the segments, which may not be on disk, takes the place of other bytes. So does
+    /// one in a hole: its zeros, and with them the file's length, may have been synced.
     pub(crate) fn replaces(&self, id: InodeId, inode: &Inode, segments: &[Segment]) -> bool {
-        let is_other = |new: &Segment, old: &Segment| {
-            old.clip(new.offset, new.end()).is_some_and(|old| !is_same_place(&old, new))
-        };
         let has_inline = matches!(inode.body, Body::Inline(_)) && !segments.is_empty();
-        has_inline
-            || segments.iter().filter(|new| !new.flushed).any(|new| {
-                self.overlapping(id, new.offset, new.end()).any(|old| is_other(new, &old))
-            })
+        let below_end = |new: &Segment| new.clip(0, inode.size);
+        let mut unflushed = segments.iter().filter(|new| !new.flushed).filter_map(below_end);
+        has_inline || unflushed.any(|new| !self.has_at(id, &new))
     }
 
     /// Makes a checked, plain segment part of the file: it wins over what it overlaps. Returns

@@ -299,6 +299,25 @@ fn bytes_that_power_may_take_do_not_replace_others() {
     assert_eq!(f.solo.write(MetaWrite::Publish(leaving)), refused);
 }
 
+/// Found by power cuts on real processes (seed 102): a file was extended by truncation and synced; bytes
+/// that were written there and not synced went with the next power cut, and the length with them.
+#[test]
+fn bytes_that_power_may_take_do_not_replace_zeros() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0)]).unwrap();
+    f.set_size(1000);
+    let truncation = f.solo.stat(f.file).unwrap().truncation;
+    let mut send = |start, length, may_replace| {
+        let segments = vec![segment(start, length, LARGE, start)];
+        let MetaWrite::Publish(publish) = publish(f.file, truncation, segments) else { panic!() };
+        f.solo.write(MetaWrite::Publish(Publish { may_replace, ..publish }))
+    };
+    assert_eq!(send(900, 200, false), Err(MetaError::ReplacesBytes));
+    send(1000, 200, false).expect("behind the end");
+    send(900, 200, true).expect("on disk");
+    send(900, 300, false).expect("the same bytes");
+}
+
 /// A regression, found by the simulation: bytes were overwritten in place after another client had
 /// replaced or cut off what they lay on, and the publish that told of it was taken.
 #[test]
