@@ -76,7 +76,10 @@ impl DataClient {
                     let calls = route.members.iter().map(|node| one(*node)).collect();
                     // All of them in one epoch: an answer of an earlier round proves nothing for
                     // the members of a later one.
-                    least(join_all(calls).await)
+                    let mut reached = join_all(calls).await;
+                    // That a member lacks bytes matters less than that another one knows why.
+                    reached.sort_by_key(|one| !one.as_ref().is_err_and(ends_tries));
+                    least(reached)
                 }
             };
             let trouble = match reached {
@@ -84,10 +87,7 @@ impl DataClient {
                 Err(trouble) => trouble,
             };
             retry.note(&trouble);
-            if let Some(
-                error @ (DataError::NoExtent | DataError::Invalid | DataError::Lost { .. }),
-            ) = trouble.answer()
-            {
+            if let Some(error) = trouble.answer().filter(|error| is_last_word(error)) {
                 return Err(error.clone().into());
             }
             if trouble.next() != Next::RetrySame {
@@ -96,6 +96,15 @@ impl DataClient {
             retry.pause().await?;
         }
     }
+}
+
+fn ends_tries(trouble: &Trouble) -> bool {
+    trouble.answer().is_some_and(is_last_word)
+}
+
+/// Whether another try would have the same answer.
+fn is_last_word(error: &DataError) -> bool {
+    matches!(error, DataError::NoExtent | DataError::Invalid | DataError::Lost { .. })
 }
 
 /// What holds for all of them; the first error, if there is one.
