@@ -109,7 +109,8 @@ impl Disk {
         let store = match checked {
             Ok((store, true)) => {
                 // What was appended was written before it was acknowledged.
-                let held = store.check_held(&extents).map_err(data_error);
+                let held = store.check_held(&extents);
+                let held = held.map_err(|error| self.not_flushed(id, &store, &extents, error));
                 return answer(reply, held.map(|()| DataAnswer::InMemory));
             }
             Ok((store, false)) => store,
@@ -123,19 +124,27 @@ impl Disk {
                 (store, extents, reply, result)
             },
             move |disk, (store, extents, reply, result)| {
-                let result = result.map_err(|error| {
-                    // Which of them it was, the store does not say.
-                    let is_short = |(extent, at_least): &&(ExtentId, u64)| {
-                        store.check_held(&[(*extent, *at_least)]).is_err()
-                    };
-                    match extents.iter().find(is_short) {
-                        Some((extent, at_least)) => disk.lost_or(id, *extent, *at_least, error),
-                        None => data_error(error),
-                    }
-                });
-                answer_done(reply, result);
+                let told = |error| disk.not_flushed(id, &store, &extents, error);
+                answer_done(reply, result.map_err(told));
             },
         );
+    }
+
+    /// Why not all of these are there. Which of them it was, the store does not say.
+    fn not_flushed(
+        &self,
+        id: PartitionId,
+        store: &ExtentStore,
+        extents: &[(ExtentId, u64)],
+        error: StoreError,
+    ) -> DataError {
+        let is_short = |(extent, at_least): &&(ExtentId, u64)| {
+            store.check_held(&[(*extent, *at_least)]).is_err()
+        };
+        match extents.iter().find(is_short) {
+            Some((extent, at_least)) => self.lost_or(id, *extent, *at_least, error),
+            None => data_error(error),
+        }
     }
 
     /// Frees ranges of one partition; `then` gets how it went, on a disk thread.
