@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak crash power bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak crash power power-must-lose bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -59,7 +59,10 @@ crash: build ## kill everything at once under load, 20 times (MILPA_CRASH_ROUNDS
 	MILPA_CRASH_ROUNDS=$${MILPA_CRASH_ROUNDS:-20} $(CARGO) test -p milpa-testbed -- --test-threads=1 --nocapture everything_is_killed
 
 power: build ## cut the power of nodes under load, 100 times (MILPA_POWER_CUTS, MILPA_POWER_SEED)
-	MILPA_POWER_CUTS=$${MILPA_POWER_CUTS:-100} $(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --ignored power::
+	$(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --include-ignored power::power_cuts power::a_power_cut
+
+power-must-lose: build ## the same where it must lose: durability = memory, and disks that lie about syncs
+	$(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --include-ignored power::must_lose
 
 test-flush-fault: build ## builds that skip flushes must fail the test that looks for them
 	@scripts/packages strace

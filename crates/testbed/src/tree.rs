@@ -125,7 +125,7 @@ pub fn copy_file(source: &Path, target: &Path) -> Outcome<u64> {
     loop {
         let length = input.read(&mut chunk).map_err(failed("read", source))?;
         if length == 0 {
-            return close(output, target).map(|()| bytes);
+            return close(output).map(|()| bytes).map_err(failed("close", target));
         }
         let part = chunk.get(..length).unwrap_or_default();
         output.write_all(part).map_err(failed("write", target))?;
@@ -139,12 +139,12 @@ pub fn copy_file(source: &Path, target: &Path) -> Outcome<u64> {
 ///
 /// The errno of close(2).
 #[allow(unsafe_code)]
-pub fn close(file: File, path: &Path) -> Outcome {
+pub fn close(file: File) -> std::io::Result<()> {
     use std::os::fd::IntoRawFd;
     // SAFETY: the descriptor was taken out of the file, so nobody else closes it.
     match unsafe { libc::close(file.into_raw_fd()) } {
         0 => Ok(()),
-        _ => Err(failed("close", path)(std::io::Error::last_os_error())),
+        _ => Err(std::io::Error::last_os_error()),
     }
 }
 

@@ -249,7 +249,7 @@ fn write_random(path: &Path) -> Outcome<String> {
         progress(&format!("{written} MiB"));
     }
     file.sync_all().map_err(|e| format!("fsync: {e}"))?;
-    tree::close(file, path)?;
+    tree::close(file).map_err(|e| format!("close: {e}"))?;
     progress_end();
     Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
 }

@@ -1,9 +1,11 @@
 //! Power cuts on real processes: the machines of nodes die, and what their disks had not synced is lost,
 //! torn or kept. Every node's directory is on a disk of `milpa-faultfs`.
 //!
-//! A failing run prints its seed and keeps logs and disks. `MILPA_POWER_SEED` takes the same course
+//! A failing run prints its seed and keeps logs, ledgers and disks. `MILPA_POWER_SEED` takes the same course
 //! of victims, loads and losses again (the processes' timing differs); `MILPA_POWER_CUTS` is the number of
-//! cuts, 100 in `make power`.
+//! cuts, 100 in `make power`. A short course is part of every `make test`.
+//!
+//! That the test can fail is shown by those whose names begin with `must_lose`: they fail when nothing is lost.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -18,6 +20,12 @@ const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
 const LOADS: u64 = 3;
 /// Old rounds that are still looked at. Then they are removed, under cuts as well.
 const ROUNDS_KEPT: usize = 4;
+/// The short course.
+const CUTS_FEW: u64 = 3;
+/// Who has to lose something does so in fewer cuts.
+const CUTS_UNTIL_LOST: u64 = 6;
+/// The checker starts when the cluster is back: what it cannot read by then is damaged.
+const CHECKER_DEADLINE: &str = "io-deadline=10";
 /// For the cluster to come back by itself.
 const RETURN_WAIT: Duration = Duration::from_secs(60);
 
@@ -30,7 +38,7 @@ fn seed() -> u64 {
 }
 
 fn cuts() -> u64 {
-    from_environment("MILPA_POWER_CUTS").unwrap_or(3)
+    from_environment("MILPA_POWER_CUTS").unwrap_or(100)
 }
 
 /// Who loses power.
@@ -76,7 +84,8 @@ impl Victims {
 /// What the loads of a round left behind.
 struct Past {
     directory: String,
-    plans: Vec<Plan>,
+    /// By the number of their load.
+    plans: Vec<(usize, Plan)>,
 }
 
 /// Operations that returned, and problems found.
@@ -123,7 +132,7 @@ impl Course {
         } else {
             go_on(bed, &loads, 20)?;
         }
-        let operations = self.finish_loads(directory, loads)?;
+        let operations = self.finish_loads(bed, directory, loads)?;
         println!(
             "cut {}: {victims:?}, {operations} operations, back in {:.1} s; {}",
             round + 1,
@@ -145,17 +154,24 @@ impl Course {
         (0..LOADS).map(start).collect()
     }
 
-    fn finish_loads(&mut self, directory: String, loads: Vec<Ledger>) -> Outcome<usize> {
+    fn finish_loads(
+        &mut self,
+        bed: &Testbed,
+        directory: String,
+        loads: Vec<Ledger>,
+    ) -> Outcome<usize> {
         let (mut plans, mut operations) = (Vec::new(), 0);
-        for load in loads {
-            let (lines, plan) = load.finish()?;
+        for (number, load) in loads.into_iter().enumerate() {
+            let (lines, plan) = load.finish();
+            let kept = bed.scratch().join(format!("{directory}.{number}.ledger"));
+            std::fs::write(kept, lines.join("\n")).map_err(|e| e.to_string())?;
             let failed = lines.iter().filter(|line| line.starts_with("failed"));
-            for line in failed.clone() {
-                println!("  {line}");
-            }
             self.failed += failed.count();
             operations += lines.len();
-            plans.push(plan);
+            match plan {
+                Ok(plan) => plans.push((number, plan)),
+                Err(found) => self.problems.push(found),
+            }
         }
         self.operations += operations;
         self.past.push_back(Past { directory, plans });
@@ -164,9 +180,12 @@ impl Course {
 
     /// Through a mount that has cached nothing.
     fn check(&mut self, bed: &mut Testbed) -> Outcome {
-        let fresh = bed.mount(self.volume)?;
+        let fresh = bed.mount_with(self.volume, &["-o", CHECKER_DEADLINE])?;
         for past in &self.past {
-            for (number, plan) in past.plans.iter().enumerate() {
+            for (number, plan) in &past.plans {
+                if !self.problems.is_empty() {
+                    break;
+                }
                 let place = format!("{}/{number}", past.directory);
                 let problems = plan.check(&fresh.path.join(&place));
                 self.problems.extend(problems.into_iter().map(|p| format!("{place}/{p}")));
@@ -209,13 +228,10 @@ fn run(bed: &mut Testbed, volume: &'static str, seed: u64, cuts: u64) -> (Course
     (course, Ok(()))
 }
 
-#[test]
-#[ignore = "long: make power"]
-fn power_cuts_take_nothing_that_was_acknowledged() {
-    let seed = seed();
+fn check_that_nothing_is_lost(seed: u64, cuts: u64) {
     println!("MILPA_POWER_SEED={seed}");
     let mut bed = Testbed::start_on_faulty_disks(seed).unwrap();
-    let (course, mut done) = run(&mut bed, "default", seed, cuts());
+    let (course, mut done) = run(&mut bed, "default", seed, cuts);
     if done.is_ok() {
         done = bed.wait_until("replicas equal", Duration::from_secs(120), |bed| {
             bed.milpa(&["partition", "compare"]).is_ok()
@@ -226,8 +242,50 @@ fn power_cuts_take_nothing_that_was_acknowledged() {
         panic!("MILPA_POWER_SEED={seed}: {done:?} {:#?} {kept:?}", course.problems);
     }
     let Course { operations, failed, longest_return, .. } = course;
-    println!("nothing lost in {} power cuts, {operations} operations, {failed} failed", cuts());
+    println!("nothing lost in {cuts} power cuts, {operations} operations, {failed} failed");
     println!("back after at most {longest_return:?}; {}", bed.order("all counts").unwrap());
+}
+
+#[test]
+#[ignore = "long: make power"]
+fn power_cuts_take_nothing_that_was_acknowledged() {
+    check_that_nothing_is_lost(seed(), cuts());
+}
+
+#[test]
+fn a_few_power_cuts_take_nothing() {
+    check_that_nothing_is_lost(1, CUTS_FEW);
+}
+
+/// Only acknowledged bytes or names that are missing count, and not that something takes long: the
+/// cluster has to come back, and the loads to go on, here as well.
+fn check_that_something_is_lost(mut bed: Testbed, volume: &'static str, seed: u64) {
+    println!("MILPA_POWER_SEED={seed}");
+    let (course, done) = run(&mut bed, volume, seed, CUTS_UNTIL_LOST);
+    if done.is_err() || course.problems.is_empty() {
+        let kept = bed.keep_disks();
+        panic!("nothing that was acknowledged was lost: {done:?} {:#?} {kept:?}", course.problems);
+    }
+    println!("lost, as it must: {:#?}", course.problems);
+}
+
+/// What is not on disks when fsync returns is lost, and noticed.
+#[test]
+fn must_lose_with_durability_memory() {
+    let seed = seed();
+    let bed = Testbed::start_on_faulty_disks(seed).unwrap();
+    bed.milpa(&["volume", "create", "scratch", "--durability", "memory"]).unwrap();
+    check_that_something_is_lost(bed, "scratch", seed);
+}
+
+/// As above, for disks that lie about syncs.
+#[test]
+#[ignore = "make power-must-lose"]
+fn must_lose_on_disks_that_pretend_to_sync() {
+    let seed = seed();
+    let mut bed = Testbed::start_on_faulty_disks(seed).unwrap();
+    bed.order("data1,data2,data3 drop-syncs on").unwrap();
+    check_that_something_is_lost(bed, "default", seed);
 }
 
 /// What `milpa up` made a moment ago is there as well: without the cluster's file and key nobody would
