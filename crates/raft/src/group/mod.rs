@@ -343,16 +343,20 @@ impl Group {
     /// A new group has nothing on disk that an election could depend on, so it need not wait for
     /// the flush of its creation; its messages do.
     pub(crate) fn campaign_on_founding(&mut self) {
+        if !self.raw.raft.promotable() {
+            return;
+        }
         self.founding_attempts = FOUNDING_ATTEMPTS;
         let _ = self.raw.campaign();
         self.settle();
     }
 
-    /// Asks for votes again if nobody leads yet. Only with pre-votes, which disturb nobody.
+    /// Asks for votes again if nobody leads yet. Only with pre-votes, which disturb nobody. Whoever
+    /// has no vote does not ask: the library would let it, and panics when it wins.
     fn campaign_again(&mut self) -> bool {
         self.founding_ticks += 1;
         let raft = &self.raw.raft;
-        if raft.leader_id != raft::INVALID_ID {
+        if raft.leader_id != raft::INVALID_ID || !raft.promotable() {
             self.founding_attempts = 0;
         }
         let is_due = self.founding_attempts > 0

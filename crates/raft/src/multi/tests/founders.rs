@@ -1,0 +1,41 @@
+//! The first members of a group: the order they are named in, and how one of them leaves.
+
+use bytes::Bytes;
+use milpa_types::{NodeId, PartitionId};
+
+use super::super::*;
+use super::world::world;
+use crate::types::Role;
+
+/// The story (simulation, seed 203): the founder led, was taken out of the group at once, and went on
+/// asking for votes, as a founder does. The others had not heard of the removal and gave them; the
+/// library panics when somebody wins who is no member.
+#[test]
+fn a_founder_that_is_removed_at_once_asks_for_no_votes() {
+    let group = PartitionId(1);
+    let mut removed_in_time = 0;
+    for seed in 0..20 {
+        let mut world = world(seed, 3);
+        world.flush_ms_max = 1;
+        world.found(1, &[0, 1, 2]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
+        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.until("the removal", |world| {
+            !world.multi(0).status(group).unwrap().members.contains(NodeId(0))
+        });
+        let left_ms = world.now_ms;
+        removed_in_time += u64::from(world.multi(0).status(group).unwrap().role == Role::Leader);
+        while world.now_ms < left_ms + 4000 {
+            world.step();
+            let role = world.multi(0).status(group).unwrap().role;
+            assert!(
+                matches!(role, Role::Leader | Role::Follower),
+                "seed {seed}: {role:?} {} ms after it was removed",
+                world.now_ms - left_ms
+            );
+        }
+        assert!(world.leader(1).is_some_and(|leader| leader != 0), "seed {seed}");
+    }
+    assert!(removed_in_time > 0);
+}
