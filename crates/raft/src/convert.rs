@@ -31,10 +31,7 @@ fn ids(nodes: &[NodeId]) -> Vec<u64> {
 }
 
 fn nodes(ids: &[u64]) -> Vec<NodeId> {
-    let mut nodes: Vec<NodeId> = ids.iter().map(|&id| node_of(id)).collect();
-    // The library keeps sets; sorting makes equal configurations equal.
-    nodes.sort_unstable();
-    nodes
+    ids.iter().map(|&id| node_of(id)).collect()
 }
 
 pub(crate) fn conf_state(members: &Members) -> ConfState {
@@ -55,6 +52,8 @@ pub(crate) fn members(state: &ConfState) -> Members {
         learners_next: nodes(state.get_learners_next()),
         auto_leave: state.auto_leave,
     }
+    // The library keeps hash sets.
+    .sorted()
 }
 
 pub(crate) fn raft_snapshot(snapshot: &SnapshotDescriptor) -> Snapshot {

@@ -30,6 +30,8 @@ pub enum Role {
 
 /// The configuration of a group. While `outgoing` is not empty the group is in joint consensus:
 /// decisions need a majority of `voters` and one of `outgoing`.
+///
+/// The lists are sets: sorted wherever one is made or read, so that equal configurations are equal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Members {
     /// Nodes that vote.
@@ -49,6 +51,17 @@ impl Members {
     #[must_use]
     pub fn new(voters: &[NodeId], learners: &[NodeId]) -> Members {
         Members { voters: voters.to_vec(), learners: learners.to_vec(), ..Members::default() }
+            .sorted()
+    }
+
+    /// The same configuration, with its lists in order: for what was read from a disk.
+    #[must_use]
+    pub fn sorted(mut self) -> Members {
+        let Members { voters, learners, outgoing, learners_next, .. } = &mut self;
+        for nodes in [voters, learners, outgoing, learners_next] {
+            nodes.sort_unstable();
+        }
+        self
     }
 
     /// Whether `node` takes part in any way.

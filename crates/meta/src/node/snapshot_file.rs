@@ -141,8 +141,10 @@ fn read_header(file: &mut impl Read) -> Result<FileHeader, SnapshotFileError> {
     if u32::from_le_bytes(crc) != header_crc(&front, &header) {
         return Err(SnapshotFileError::Damaged("header does not match its checksum"));
     }
-    milpa_wire::decode(&header)
-        .map_err(|_| SnapshotFileError::Damaged("header is of another version"))
+    let mut header: FileHeader = milpa_wire::decode(&header)
+        .map_err(|_| SnapshotFileError::Damaged("header is of another version"))?;
+    header.descriptor.members = header.descriptor.members.sorted();
+    Ok(header)
 }
 
 fn fill(file: &mut impl Read, buffer: &mut [u8]) -> Result<(), SnapshotFileError> {

@@ -83,7 +83,8 @@ impl Cluster {
     /// As the manager would: on all three, the first of which stands for election.
     fn create_partition(&mut self, slot: u64) {
         let mut members: Vec<NodeId> = self.nodes.iter().map(|node| node.id).collect();
-        let first = slot as usize % members.len();
+        // In no order: the manager names whom it finds suited best first.
+        let first = (slot as usize + 1) % members.len();
         members.rotate_left(first);
         let definition = CreateMetaPartition {
             joins: false,

@@ -204,13 +204,14 @@ fn get_members(fields: &mut Fields<'_>) -> Option<Members> {
         let bytes = fields.bytes(count.checked_mul(4)?)?;
         Some(bytes.chunks_exact(4).filter_map(|four| Fields(four).u32().map(NodeId)).collect())
     };
-    Some(Members {
+    let members = Members {
         voters: list()?,
         learners: list()?,
         outgoing: list()?,
         learners_next: list()?,
         auto_leave,
-    })
+    };
+    Some(members.sorted())
 }
 
 /// Kind, flags, group, term, index of a record's header.

@@ -39,3 +39,30 @@ fn a_founder_that_is_removed_at_once_asks_for_no_votes() {
     }
     assert!(removed_in_time > 0);
 }
+
+/// The story (simulation, seeds 178 and 185): the manager names members in any order, the library
+/// in that of its sets. A follower was offered a snapshot with sorted members, found the founders'
+/// order in its file, and took it for another one, for ever.
+#[test]
+fn a_snapshot_is_described_with_the_members_it_is_offered_with() {
+    let mut world = world(5, 3);
+    world.keep_entries = 20;
+    world.found(1, &[2, 0, 1]);
+    world.run(300);
+    let group = PartitionId(1);
+    assert_eq!(world.leader(1), Some(2));
+    world.crash(1, 3000);
+    for n in 0..60 {
+        world.propose(1, format!("{n}"));
+        world.run(5);
+    }
+    let index = world.nodes[2].machines[&group].index;
+    let described = world.multi(2).describe(group, index).unwrap();
+    assert_eq!(described.members, Members::new(&[NodeId(0), NodeId(1), NodeId(2)], &[]));
+    world.until("a snapshot is offered", |world| {
+        world.nodes[1].fetching.iter().any(|(_, install, _)| {
+            assert_eq!(install.snapshot.members, described.members);
+            true
+        })
+    });
+}
