@@ -235,7 +235,7 @@ fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
         if is_fenced || load.data.contains_key(&record.id) {
             continue;
         }
-        let configuration = view.loads.configuration(record);
+        let Some(configuration) = configuration_to_create(view, record) else { continue };
         let is_made =
             view.state.task(record.id).is_some_and(|task| task.place.node == replica.node);
         let is_first = data_place(view, record, replica.node) == Place::Coming;
@@ -252,6 +252,17 @@ fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
         };
         plan.steps.push(Step::CreateData { node: replica.node, create });
     }
+}
+
+/// What a new replica is told: the newest configuration that the group has adopted, or the founding
+/// one, which needs no adoption. Never a later intent, though nobody may have reported yet: the new
+/// replica would report it like one that was adopted, and the chain of epochs would have a gap.
+fn configuration_to_create<'a>(
+    view: View<'a>,
+    record: &'a DataRecord,
+) -> Option<&'a Configuration> {
+    let founding = || Some(&record.configuration).filter(|founding| founding.epoch.0 <= 1);
+    view.loads.adopted(record).or_else(founding)
 }
 
 fn split(view: View<'_>, record: &MetaRecord) -> Option<Step> {
