@@ -131,7 +131,12 @@ async fn copy_extent(
     match filling.replace(extent, (0, state.length), &[leader], index).await {
         // Removed at the leader meanwhile.
         Err(DataError::NotHere | DataError::NoExtent) => Ok(()),
-        other => other,
+        Err(error) => {
+            tracing::info!(partition = %filling.partition, %extent, %error,
+                "an extent of the snapshot could not be copied");
+            Err(error)
+        }
+        Ok(()) => Ok(()),
     }
 }
 

@@ -288,12 +288,12 @@ impl ExtentStore {
         overwrite::mark_overwritten(self, id)
     }
 
-    /// Replaces damaged blocks by a peer's bytes: whole blocks from `offset`, the last up to the
-    /// extent's end.
+    /// Replaces damaged blocks by a peer's bytes, from `offset`. Of the last block, what lies behind
+    /// them stays, as the peer may be shorter; then it must not be damaged itself.
     ///
     /// # Errors
     ///
-    /// `Invalid` unless the range is whole blocks; else as [`ExtentStore::overwrite`].
+    /// `Invalid` unless a block begins at `offset`; else as [`ExtentStore::overwrite`].
     pub fn repair_blocks(
         &self,
         id: ExtentId,

@@ -111,10 +111,8 @@ pub(super) fn repair_blocks(
     let file = store.file(&extent)?;
     let mut writer = lock(&extent.writer);
     extent.check()?;
-    let length = extent.state().length;
-    let ends_whole = patch.end().is_multiple_of(BLOCK_BYTES) || patch.end() == length;
-    if !offset.is_multiple_of(BLOCK_BYTES) || !ends_whole {
-        return Err(StoreError::Invalid("a repair covers whole blocks"));
+    if !offset.is_multiple_of(BLOCK_BYTES) {
+        return Err(StoreError::Invalid("a repair begins with a block"));
     }
     replace(store, &extent, &file, &mut writer, &patch)
 }

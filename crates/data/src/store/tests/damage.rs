@@ -54,6 +54,30 @@ proptest! {
         }
     }
 
+    /// The story (simulation, seeds 197 and 205): a primary had bytes of an append that the others
+    /// had not taken. When it copied a snapshot of the shorter leader, the last block did not end
+    /// where its own did, and was refused for ever.
+    #[test]
+    fn bytes_of_a_shorter_peer_leave_what_is_behind_them(
+        held in 1..18_000u64,
+        from in 0..5u64,
+        seed: u64,
+    ) {
+        let (world, mut bytes) = built();
+        let start = (from * BLOCK_BYTES).min((held - 1) / BLOCK_BYTES * BLOCK_BYTES);
+        let newer = pattern(2, held as usize)[start as usize..].to_vec();
+        let sums = checksums_of(&newer);
+        world.store.repair_blocks(LARGE, start, &newer, Checksums::of_payload(&sums)).unwrap();
+        bytes[start as usize..held as usize].copy_from_slice(&newer);
+        // What is freed stays so.
+        bytes[4_096..8_192].fill(0);
+        prop_assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+        world.flush().unwrap();
+        let world = world.crash(seed);
+        prop_assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+        prop_assert_eq!(world.length(LARGE), 18_000);
+    }
+
     #[test]
     fn a_flipped_bit_of_the_checksums_or_headers_serves_nothing_wrong(
         at in 0..1_064u64,
