@@ -199,7 +199,8 @@ fn no_replica_is_made_with_an_intent_that_nobody_adopted() {
     }
     world.loads = Loads::new(world.now_ms);
     world.down = [NodeId(102), NodeId(104)].into();
-    world.pass();
+    // Heard, then asked for something.
+    world.wait(800);
     assert!(!made(&world, NodeId(103)), "{:?}", world.data[&NodeId(103)]);
     world.down.clear();
     world.settle();
