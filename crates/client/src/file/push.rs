@@ -136,8 +136,8 @@ impl Inner {
         let inline_bytes_max = self.inline_bytes_max();
         // The inode's partition keeps these bytes in synced logs, and lets them go with the publish.
         let mut may_replace = file.shared().content.leaves_inode();
-        if may_replace {
-            self.flush_before_publish(file).await?;
+        if may_replace && !self.flush_before_publish(file).await? {
+            return Ok(Published::Behind);
         }
         loop {
             let begun = {
@@ -153,7 +153,9 @@ impl Inner {
                 Outcome::Behind => return Ok(Published::Behind),
                 Outcome::Unflushed if may_replace => return Err(FsError::Broken("publish")),
                 Outcome::Unflushed => {
-                    self.flush_before_publish(file).await?;
+                    if !self.flush_before_publish(file).await? {
+                        return Ok(Published::Behind);
+                    }
                     may_replace = true;
                     continue;
                 }
@@ -167,8 +169,18 @@ impl Inner {
         Ok(Published::All)
     }
 
-    async fn flush_before_publish(&self, file: &FileState) -> Result<(), FsError> {
-        let flushed = self.flush_content(file).await;
+    /// False if bytes were deleted meanwhile that the file no longer has, as it is loaded now.
+    async fn flush_before_publish(&self, file: &FileState) -> Result<bool, FsError> {
+        let flushed = match self.flush_content(file).await {
+            Err(FsError::Data(DataError::NoExtent)) => {
+                self.reload(file).await?;
+                if self.gone_extents(file).await.is_empty() {
+                    return Ok(false);
+                }
+                Err(DataError::Lost { length: 0 }.into())
+            }
+            flushed => flushed.map(|()| true),
+        };
         flushed.inspect_err(|error| self.push_failed(file, error))
     }
 

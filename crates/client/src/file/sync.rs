@@ -89,7 +89,11 @@ impl Inner {
                     self.reload(file).await?;
                     match (self.cut_lost(file).await?, error) {
                         (_, lost @ DataError::Lost { .. }) => return Err(lost.into()),
-                        (true, _) => return Err(DataError::Lost { length: 0 }.into()),
+                        (true, _) => {
+                            let lost = FsError::from(DataError::Lost { length: 0 });
+                            file.shared().failed(&lost);
+                            return Err(lost);
+                        }
                         // Not lost: somebody else had replaced it.
                         (false, _) => {}
                     }
@@ -106,8 +110,10 @@ impl Inner {
     /// ones.
     async fn make_durable(self: &Arc<Self>, file: &Arc<FileState>) -> Result<Published, FsError> {
         let (flushed, published) = tokio::join!(self.flush_content(file), self.publish(file));
-        if let Err(error) = &flushed {
-            file.shared().failed(error);
+        match &flushed {
+            // Perhaps of bytes that somebody else had replaced.
+            Ok(()) | Err(FsError::Data(DataError::NoExtent)) => {}
+            Err(error) => file.shared().failed(error),
         }
         flushed.and(published)
     }

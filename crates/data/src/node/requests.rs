@@ -109,7 +109,7 @@ impl Disk {
         let store = match checked {
             Ok((store, true)) => {
                 // What was appended was written before it was acknowledged.
-                let held = store.check_held(&extents);
+                let held = store.check_held(&extents).and_then(|()| none_removed(&store, &extents));
                 let held = held.map_err(|error| self.not_flushed(id, &store, &extents, error));
                 return answer(reply, held.map(|()| DataAnswer::InMemory));
             }
@@ -119,7 +119,7 @@ impl Disk {
         self.workers.slow(
             move || {
                 let started = Instant::now();
-                let result = store.flush(&extents);
+                let result = store.flush(&extents).and_then(|()| none_removed(&store, &extents));
                 Metrics::get().flush_seconds.observe(started.elapsed().as_secs_f64());
                 (store, extents, reply, result)
             },
@@ -294,4 +294,11 @@ fn verified_digest(
         Err(StoreError::Shorter { length }) => store.digest(state.extent, Some(length)),
         result => result,
     }
+}
+
+/// The store skips what was removed. To who asks for a flush it is an error: the extent may have been
+/// removed because power had taken the only bytes of it that were not dead, and these are asked for.
+fn none_removed(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
+    let is_removed = extents.iter().any(|(extent, _)| store.is_removed(*extent));
+    if is_removed { Err(StoreError::Removed) } else { Ok(()) }
 }

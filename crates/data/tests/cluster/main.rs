@@ -195,6 +195,25 @@ fn an_extent_that_is_empty_where_it_is_left_is_sealed_there() {
     });
 }
 
+/// Found by power cuts on real processes: what power had left of a small extent was dead, so it was removed;
+/// the flush that came after that, for the bytes that power had taken, succeeded, and so did an fsync.
+#[test]
+fn bytes_of_an_extent_that_was_removed_cannot_be_flushed() {
+    run(async |cluster| {
+        let bytes = pattern(1, 10_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let range = FreedRange { partition: PARTITION, extent, offset: 0, length: u64::MAX };
+        cluster.ask_all(&cluster.as_meta, &DataRequest::Free { ranges: vec![range] }).await;
+        let (partition, epoch, extents) = (PARTITION, Epoch(1), vec![(extent, 10_000)]);
+        let flush = DataRequest::Flush { partition, epoch, extents };
+        for node in [1, 2, 3] {
+            let flushed = cluster.ask(&cluster.as_client, node, &flush, Bytes::new()).await;
+            assert_eq!(flushed.unwrap_err(), DataError::NoExtent, "node {node}");
+        }
+    });
+}
+
 /// Story: the extents that were open when a primary ceased to be one were noted there as broken. No
 /// run looked at them any more, and the node reported them as unaligned for ever.
 #[test]
