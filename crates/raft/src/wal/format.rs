@@ -6,6 +6,8 @@ use crc_fast::{CrcAlgorithm, Digest, checksum};
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Two copies of the segment header, one block each.
 pub(crate) const SEGMENT_HEADER_BYTES: u64 = 2 * BLOCK_BYTES;
+/// Largest segment. A header that names more would make its reader allocate as much.
+pub(crate) const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 pub(crate) const BATCH_HEADER_BYTES: usize = 64;
 pub(crate) const RECORD_HEADER_BYTES: usize = 48;
 
@@ -134,14 +136,18 @@ impl SegmentHeader {
             && fields.u32()? == VERSION
             && u64::from(fields.u32()?) == BLOCK_BYTES;
         known.then_some(())?;
-        Some(SegmentHeader {
+        let header = SegmentHeader {
             seq: fields.u64()?,
             owner: fields.array()?,
             first_batch: fields.u64()?,
             chain: fields.u64()?,
             salt: fields.u64()?,
             segment_bytes: fields.u64()?,
-        })
+        };
+        let is_possible = (SEGMENT_HEADER_BYTES..=SEGMENT_BYTES_MAX)
+            .contains(&header.segment_bytes)
+            && header.segment_bytes.is_multiple_of(BLOCK_BYTES);
+        is_possible.then_some(header)
     }
 }
 
@@ -197,7 +203,10 @@ impl BatchHeader {
             records: fields.u32()?,
             chain: fields.u64()?,
         };
-        (version == VERSION && header.seq == seq && header.offset == offset).then_some(header)
+        // One without a length would stand before itself for ever.
+        let is_possible = header.length as usize >= BATCH_HEADER_BYTES;
+        let is_here = header.seq == seq && header.offset == offset;
+        (version == VERSION && is_possible && is_here).then_some(header)
     }
 
     /// Bytes it takes in the file.
@@ -278,6 +287,26 @@ mod tests {
         assert_eq!(BatchHeader::decode(&bytes, 98, 3, 8192), None, "another life of the file");
         assert_eq!(BatchHeader::decode(&bytes, 99, 4, 8192), None, "another segment");
         assert_eq!(BatchHeader::decode(&bytes, 99, 3, 12288), None, "misdirected");
+    }
+
+    /// Checksums do not keep these away: whoever wrote them made them. A reader that believed them
+    /// walked on the spot, or asked for as much memory as the header said.
+    #[test]
+    fn lengths_that_cannot_be_are_refused() {
+        let (number, seq, offset) = (7, 3, 8192);
+        for (length, is_good) in [(0, false), (63, false), (64, true), (u32::MAX, true)] {
+            let header = BatchHeader { number, seq, offset, length, records: 0, chain: 5 };
+            let decoded = BatchHeader::decode(&header.encode(99), 99, seq, offset);
+            assert_eq!(decoded.is_some(), is_good, "{length}");
+        }
+        for (size, is_good) in
+            [(0, false), (8191, false), (8192, true), (1 << 30, true), (1 << 62, false)]
+        {
+            let (seq, owner, segment_bytes) = (1, [4; 16], size);
+            let header =
+                SegmentHeader { seq, owner, first_batch: 9, chain: 8, salt: 7, segment_bytes };
+            assert_eq!(SegmentHeader::decode(&header.encode()).is_some(), is_good, "{size}");
+        }
     }
 
     #[test]

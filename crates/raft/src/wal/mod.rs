@@ -193,7 +193,10 @@ impl WalOptions {
 
     fn validate(&self) -> Result<(), WalError> {
         let checks = [
-            ((64 << 10..=1 << 30).contains(&self.segment_bytes), "segment_bytes out of bounds"),
+            (
+                (64 << 10..=format::SEGMENT_BYTES_MAX).contains(&self.segment_bytes),
+                "segment_bytes out of bounds",
+            ),
             (
                 (32 << 10..=self.segment_bytes).contains(&self.first_segment_bytes),
                 "first_segment_bytes out of bounds",

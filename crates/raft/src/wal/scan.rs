@@ -6,6 +6,7 @@
 //! is corruption if something does.
 
 use std::collections::BTreeMap;
+use std::io;
 
 use milpa_types::PartitionId;
 
@@ -18,6 +19,9 @@ use super::record::{self, Record, Stored, TraceLine};
 use super::replay::Replay;
 use super::write::trace_of;
 use super::{LogStorage, WalError, WalOptions, segment_name, segment_seq};
+
+/// A segment is read in steps of this.
+const READ_BYTES: usize = 1 << 20;
 
 /// What a scan found, and where writing goes on.
 #[derive(Debug, Default)]
@@ -83,7 +87,10 @@ impl Segment {
 
     fn batch_header(&self, offset: u64) -> Option<BatchHeader> {
         let bytes = self.slice(offset, BATCH_HEADER_BYTES)?;
-        BatchHeader::decode(bytes, self.header.salt, self.header.seq, offset)
+        let header = BatchHeader::decode(bytes, self.header.salt, self.header.seq, offset)?;
+        // Writing goes on behind the last batch: within the segment.
+        let end = offset.checked_add(header.padded_bytes())?;
+        (end <= self.header.segment_bytes).then_some(header)
     }
 
     fn batch(&self, header: BatchHeader) -> Batch {
@@ -137,10 +144,24 @@ fn read_segment(
     if header.owner != options.owner {
         return Err(WalError::WrongOwner { expected: options.owner, found: header.owner });
     }
-    let mut bytes = vec![0; usize::try_from(header.segment_bytes).unwrap_or(0)];
-    let length = storage.read(&name, 0, &mut bytes)?;
-    bytes.truncate(length);
+    let bytes = read_up_to(storage, &name, usize::try_from(header.segment_bytes).unwrap_or(0))?;
     Ok(Some(Segment { header, bytes }))
+}
+
+/// The file's first `limit` bytes, or all of them: what is there decides how much memory this takes.
+fn read_up_to(storage: &mut dyn LogStorage, name: &str, limit: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    while bytes.len() < limit {
+        let start = bytes.len();
+        bytes.resize(limit.min(start + READ_BYTES), 0);
+        let rest = bytes.get_mut(start..).unwrap_or_default();
+        let count = storage.read(name, start as u64, rest)?;
+        if count < rest.len() {
+            bytes.truncate(start + count);
+            break;
+        }
+    }
+    Ok(bytes)
 }
 
 /// Scans the whole log.
