@@ -5,6 +5,7 @@
 //! configuration there (postcard of [`SnapshotDescriptor`]). Both change in one transaction.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -146,7 +147,7 @@ impl CheckpointStore {
         operation: impl FnOnce(&Database) -> Result<T, redb::Error>,
     ) -> Result<T, CheckpointError> {
         let mut place = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = open_database(&mut place, &self.path).and_then(operation);
+        let done = guarded(|| open_database(&mut place, &self.path).and_then(operation));
         if done.is_err() {
             *place = None;
         }
@@ -162,18 +163,8 @@ impl CheckpointStore {
     ///
     /// [`CheckpointError`] when there is one and it cannot be read.
     pub fn load(&self) -> Result<Option<(State, SnapshotDescriptor)>, CheckpointError> {
-        let (state, descriptor) = self.with(read)?;
-        let path = || self.path.to_path_buf();
-        let incomplete = || CheckpointError::Incomplete { path: path() };
-        let (state, descriptor) = match (state, descriptor) {
-            (None, None) => return Ok(None),
-            (Some(state), Some(descriptor)) => (state, descriptor),
-            _ => return Err(incomplete()),
-        };
-        let state = State::decode(&state)
-            .map_err(|source| CheckpointError::State { path: path(), source })?;
-        let descriptor = milpa_wire::decode(&descriptor).map_err(|_| incomplete())?;
-        Ok(Some((state, descriptor)))
+        let values = self.with(read)?;
+        decode(values, &self.path)
     }
 
     /// Replaces the checkpoint; durable when it returns. Blocks on the disk: call it on a thread
@@ -187,17 +178,15 @@ impl CheckpointStore {
         state: &[u8],
         descriptor: &SnapshotDescriptor,
     ) -> Result<(), CheckpointError> {
-        self.with(|database| {
-            let transaction = database.begin_write()?;
-            {
-                let mut table = transaction.open_table(TABLE)?;
-                table.insert(STATE_KEY, state)?;
-                table.insert(DESCRIPTOR_KEY, milpa_wire::encode(descriptor).as_slice())?;
-            }
-            transaction.commit()?;
-            Ok(())
-        })
+        self.with(|database| write(database, state, descriptor))
     }
+}
+
+/// redb checks its pages when it repairs, not when it opens, and panics on some that rotted (found by
+/// `milpa-fuzz`): that is a damaged checkpoint like any other.
+fn guarded<T>(call: impl FnOnce() -> Result<T, redb::Error>) -> Result<T, redb::Error> {
+    let damaged = |_| redb::Error::Corrupted("redb panicked while it read the file".to_owned());
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(damaged(panic)))
 }
 
 fn open_database<'a>(
@@ -211,6 +200,39 @@ fn open_database<'a>(
     Ok(place.insert(database))
 }
 
+fn write(
+    database: &Database,
+    state: &[u8],
+    descriptor: &SnapshotDescriptor,
+) -> Result<(), redb::Error> {
+    let transaction = database.begin_write()?;
+    {
+        let mut table = transaction.open_table(TABLE)?;
+        table.insert(STATE_KEY, state)?;
+        table.insert(DESCRIPTOR_KEY, milpa_wire::encode(descriptor).as_slice())?;
+    }
+    transaction.commit()?;
+    Ok(())
+}
+
+/// What a checkpoint holds, if all of it is there.
+fn decode(
+    values: Values,
+    path: &Path,
+) -> Result<Option<(State, SnapshotDescriptor)>, CheckpointError> {
+    let path = || path.to_path_buf();
+    let incomplete = || CheckpointError::Incomplete { path: path() };
+    let (state, descriptor) = match values {
+        (None, None) => return Ok(None),
+        (Some(state), Some(descriptor)) => (state, descriptor),
+        _ => return Err(incomplete()),
+    };
+    let state =
+        State::decode(&state).map_err(|source| CheckpointError::State { path: path(), source })?;
+    let descriptor = milpa_wire::decode(&descriptor).map_err(|_| incomplete())?;
+    Ok(Some((state, descriptor)))
+}
+
 fn read(database: &Database) -> Result<Values, redb::Error> {
     let transaction = database.begin_read()?;
     let table = match transaction.open_table(TABLE) {
@@ -220,6 +242,54 @@ fn read(database: &Database) -> Result<Values, redb::Error> {
     };
     let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
     Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
+}
+
+/// A whole file in memory: what a manager makes of it at its start.
+#[cfg(test)]
+mod decoding {
+    use redb::backends::InMemoryBackend;
+
+    use super::*;
+
+    pub(crate) fn sample(state: &[u8], descriptor: &SnapshotDescriptor) -> Option<Vec<u8>> {
+        let backend = Arc::new(InMemoryBackend::new());
+        let database =
+            Database::builder().create_with_backend(Shared(Arc::clone(&backend))).ok()?;
+        write(&database, state, descriptor).ok()?;
+        drop(database);
+        let mut bytes = vec![0; usize::try_from(backend.len().ok()?).ok()?];
+        backend.read(0, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    pub(crate) fn load(bytes: &[u8]) -> Option<(State, SnapshotDescriptor)> {
+        let backend = InMemoryBackend::new();
+        backend.set_len(bytes.len() as u64).ok()?;
+        backend.write(0, bytes).ok()?;
+        let values = guarded(|| read(&Database::builder().create_with_backend(backend)?)).ok()?;
+        decode(values, Path::new("")).ok()?
+    }
+
+    #[derive(Debug)]
+    struct Shared(Arc<InMemoryBackend>);
+
+    impl StorageBackend for Shared {
+        fn len(&self) -> io::Result<u64> {
+            self.0.len()
+        }
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.0.read(offset, out)
+        }
+        fn set_len(&self, length: u64) -> io::Result<()> {
+            self.0.set_len(length)
+        }
+        fn sync_data(&self) -> io::Result<()> {
+            self.0.sync_data()
+        }
+        fn write(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+            self.0.write(offset, bytes)
+        }
+    }
 }
 
 #[cfg(test)]
@@ -250,5 +320,21 @@ mod tests {
         bytes[20] ^= 1;
         store.save(&bytes, &descriptor).unwrap();
         assert!(matches!(store.load(), Err(CheckpointError::State { .. })));
+    }
+
+    /// redb panics on some pages that rotted: found by `milpa-fuzz`.
+    #[test]
+    fn a_file_that_rotted_is_refused_or_read() {
+        let position = LogPosition { term: 2, index: 3 };
+        let descriptor = SnapshotDescriptor { position, members: Members::new(&[NodeId(1)], &[]) };
+        let whole = decoding::sample(&State::new(ClusterId(7)).encode(), &descriptor).unwrap();
+        assert!(decoding::load(&whole).is_some());
+        let mut refused = 0;
+        for at in (0..whole.len()).filter(|at| whole[*at] != 0).step_by(16) {
+            let mut rotten = whole.clone();
+            rotten[at] ^= 0xff;
+            refused += u32::from(decoding::load(&rotten).is_none());
+        }
+        assert!(refused > 0);
     }
 }
