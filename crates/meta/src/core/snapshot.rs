@@ -287,8 +287,12 @@ impl<R: Read> Reader<R> {
         if length > PAYLOAD_BYTES_MAX {
             return Err(self.damaged("length"));
         }
-        let mut payload = vec![0; length];
-        self.fill(&mut payload)?;
+        // What is there, not what the length says, decides how much memory this takes.
+        let mut payload = Vec::new();
+        self.reader.by_ref().take(length as u64).read_to_end(&mut payload)?;
+        if payload.len() < length {
+            return Err(RestoreError::Torn { pieces: self.pieces });
+        }
         let crc = [c0, c1, c2, c3];
         if crc_of(&payload) != u32::from_le_bytes(crc) {
             return Err(self.damaged("checksum"));
