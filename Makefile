@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak crash power power-must-lose bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak fuzz crash power power-must-lose bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ sim: packages ## the whole cluster simulated under faults: some minutes of seeds
 
 sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ended (target/sim-tally.json)
 	$(SIM) --tally target/sim-tally.json --hours $${HOURS:-1} --jobs 2 --keep-going
+
+fuzz: packages ## hostile bytes for every decoder, ten minutes for each family (FUZZ_SECONDS)
+	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/scripts/fuzz-rustc $(CARGO) run --quiet -p milpa-fuzz -- --seconds $${FUZZ_SECONDS:-600}
 
 e2e: build ## tests on real mounts with real processes
 	@scripts/packages strace iproute2

@@ -21,6 +21,8 @@
 pub mod alignment;
 pub mod append;
 pub mod config;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoders;
 pub mod node;
 pub mod offers;
 pub mod overwrite;

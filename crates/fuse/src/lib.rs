@@ -105,6 +105,8 @@ mod abi;
 pub mod adapter;
 mod attr;
 mod decode;
+#[cfg(feature = "decoders")]
+pub mod decoders;
 mod dispatch;
 mod filesystem;
 pub mod flags;

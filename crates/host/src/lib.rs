@@ -19,6 +19,8 @@
 pub mod address_book;
 pub mod clock;
 mod connection;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoders;
 pub mod disk;
 pub mod entropy;
 mod handshake;

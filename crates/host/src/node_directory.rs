@@ -192,6 +192,28 @@ fn write(path: &Path, identity: &StoredIdentity) -> Result<(), DirectoryError> {
     written.map_err(io_error("write", &file))
 }
 
+/// The identity file, for golden files and fuzzing.
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod decoding {
+    use super::*;
+
+    pub(crate) fn sample(node: Option<u32>) -> Vec<u8> {
+        let identity = StoredIdentity {
+            format: 1,
+            cluster: ClusterId(7).to_string(),
+            role: Role::Meta.to_string(),
+            incarnation: format!("{:032x}", 5),
+            node,
+        };
+        toml::to_string(&identity).unwrap_or_default().into_bytes()
+    }
+
+    pub(crate) fn again(bytes: &[u8]) -> Option<Vec<u8>> {
+        let identity = parse(bytes, Path::new("")).ok()?;
+        toml::to_string(&identity).ok().map(String::into_bytes)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -35,6 +35,8 @@
 
 pub mod config;
 pub mod core;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoders;
 pub mod loads;
 pub mod planner;
 pub mod shell;

@@ -15,6 +15,8 @@
 pub mod access;
 pub mod config;
 pub mod core;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoders;
 mod node;
 
 pub use config::MetaNodeConfig;

@@ -98,6 +98,8 @@
 
 pub mod config;
 mod convert;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoders;
 mod group;
 mod lease;
 mod memlog;

@@ -5,8 +5,8 @@
 //! [`data`], [`manager`] and [`handshake`]; the variant order is part of the protocol, so variants
 //! are only ever appended within a version.
 //!
-//! Decoding is total: hostile bytes give a [`DecodeError`], never a panic, and never an allocation
-//! larger than the frame that carried them.
+//! Decoding is total: hostile bytes give a [`DecodeError`], never a panic, and take no more memory
+//! than a small multiple of the frame that carried them (`milpa-fuzz` holds every message to it).
 //!
 //! # What is deliberately absent
 //!
@@ -14,6 +14,8 @@
 //! opaque one-way bodies and are `milpa-raft`'s own business.
 
 pub mod data;
+#[cfg(any(test, feature = "decoders"))]
+pub mod decoder;
 pub mod frame;
 pub mod handshake;
 pub mod manager;

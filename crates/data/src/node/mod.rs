@@ -10,6 +10,12 @@ mod access;
 mod align;
 mod appends;
 mod configure;
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod decoding {
+    pub(crate) use super::open::Label;
+    pub(crate) use super::scrubbing::{parse as parse_place, text_of as text_of_place};
+    pub(crate) use super::state::PartitionState;
+}
 mod disk;
 mod fill;
 mod freed;

@@ -40,10 +40,10 @@ const LIMITS: StoreLimits = StoreLimits { files_max: 1024, chunks_max: 4096 };
 
 /// Which disk of which node a directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Label {
-    format: u32,
-    incarnation: u128,
-    disk: DiskId,
+pub(crate) struct Label {
+    pub format: u32,
+    pub incarnation: u128,
+    pub disk: DiskId,
 }
 
 /// What a disk held.
@@ -92,25 +92,36 @@ fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, Stri
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(format!("cannot read {path:?}: {error}")),
     };
-    let text = String::from_utf8_lossy(&bytes);
-    let fields: BTreeMap<&str, &str> =
-        text.lines().filter_map(|line| line.split_once(" = ")).collect();
-    let field = |name: &str| fields.get(name).copied().unwrap_or_default();
-    if field("format") != "1" {
-        return Err(format!("{path:?} is damaged or of a newer format"));
+    let label = Label::parse(&String::from_utf8_lossy(&bytes), incarnation);
+    label.map(Some).map_err(|problem| format!("{path:?} {problem}"))
+}
+
+impl Label {
+    /// Reads the label of a disk of the node with this incarnation, or says what is wrong.
+    pub fn parse(text: &str, incarnation: u128) -> Result<Label, &'static str> {
+        let fields: BTreeMap<&str, &str> =
+            text.lines().filter_map(|line| line.split_once(" = ")).collect();
+        let field = |name: &str| fields.get(name).copied().unwrap_or_default();
+        if field("format") != "1" {
+            return Err("is damaged or of a newer format");
+        }
+        if u128::from_str_radix(field("incarnation"), 16) != Ok(incarnation) {
+            return Err("belongs to another data node");
+        }
+        let disk = field("disk").parse().map_err(|_| "is damaged")?;
+        Ok(Label { format: 1, incarnation, disk: DiskId(disk) })
     }
-    if u128::from_str_radix(field("incarnation"), 16) != Ok(incarnation) {
-        return Err(format!("{directory:?} belongs to another data node"));
+
+    pub fn to_text(self) -> String {
+        let Label { format, incarnation, disk } = self;
+        format!("format = {format}\nincarnation = {incarnation:032x}\ndisk = {disk}\n")
     }
-    let disk = field("disk").parse().map_err(|_| format!("{path:?} is damaged"))?;
-    Ok(Some(Label { format: 1, incarnation, disk: DiskId(disk) }))
 }
 
 fn write_label(directory: &Path, label: Label) -> Result<(), String> {
     let path = directory.join(LABEL_FILE);
-    let Label { format, incarnation, disk } = label;
-    let text = format!("format = {format}\nincarnation = {incarnation:032x}\ndisk = {disk}\n");
-    files::replace(&path, text.as_bytes()).map_err(|e| format!("cannot write {path:?}: {e}"))
+    files::replace(&path, label.to_text().as_bytes())
+        .map_err(|e| format!("cannot write {path:?}: {e}"))
 }
 
 /// Opens everything on a disk. Takes as long as reading what was not flushed takes.

@@ -47,14 +47,14 @@ impl Scrubbing {
     }
 }
 
-fn parse(text: &str) -> Option<Place> {
+pub(crate) fn parse(text: &str) -> Option<Place> {
     let mut numbers = text.strip_prefix("1 ")?.split_whitespace().map(str::parse);
     let mut next = || numbers.next()?.ok();
     let (partition, extent) = (PartitionId(next()?), ExtentId(next()?));
     Some(Place { partition, extent, block: next()? })
 }
 
-fn text_of(place: Place) -> String {
+pub(crate) fn text_of(place: Place) -> String {
     format!("1 {} {} {}\n", place.partition.0, place.extent.0, place.block)
 }
 

@@ -53,13 +53,17 @@ pub(crate) fn state_path(directory: &Path, partition: PartitionId) -> PathBuf {
 impl PartitionState {
     /// Makes the state durable.
     pub fn save(&self, directory: &Path) -> io::Result<()> {
+        disk::replace(&state_path(directory, self.partition), &self.encode())
+    }
+
+    pub fn encode(&self) -> Vec<u8> {
         let body = milpa_wire::encode(self);
         let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
         bytes.extend_from_slice(&MAGIC);
         bytes.extend_from_slice(&FORMAT.to_le_bytes());
         bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&body);
-        disk::replace(&state_path(directory, self.partition), &bytes)
+        bytes
     }
 
     /// Reads a state, or says what is wrong with the file.
@@ -68,7 +72,7 @@ impl PartitionState {
         PartitionState::decode(&bytes).map_err(|problem| format!("{path:?} {problem}"))
     }
 
-    fn decode(bytes: &[u8]) -> Result<PartitionState, &'static str> {
+    pub fn decode(bytes: &[u8]) -> Result<PartitionState, &'static str> {
         let (header, body) =
             bytes.split_first_chunk::<HEADER_BYTES>().ok_or("is shorter than its header")?;
         let word = |at: usize| header.get(at..at + 4).unwrap_or_default();

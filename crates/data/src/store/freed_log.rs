@@ -32,7 +32,7 @@ use super::format::{u32_at, u64_at};
 use super::ranges::Ranges;
 use super::{ExtentStore, StoreError};
 
-const RECORD_BYTES: usize = 32;
+pub(super) const RECORD_BYTES: usize = 32;
 /// Records that a new file has room for: 16 KiB.
 const CAPACITY_MIN: u64 = 512;
 const NAME: &str = "freed";
@@ -46,7 +46,7 @@ pub(super) enum Record {
 }
 
 impl Record {
-    fn encode(self, partition: PartitionId, number: u64) -> [u8; RECORD_BYTES] {
+    pub(super) fn encode(self, partition: PartitionId, number: u64) -> [u8; RECORD_BYTES] {
         let (kind, extent, a, b) = match self {
             Record::Dead { extent, start, end } => (1u32, extent, start, end),
             Record::Removed { first, count } => (2, first, count, 0),
@@ -61,7 +61,11 @@ impl Record {
         bytes
     }
 
-    fn decode(bytes: &[u8; RECORD_BYTES], partition: PartitionId, number: u64) -> Option<Record> {
+    pub(super) fn decode(
+        bytes: &[u8; RECORD_BYTES],
+        partition: PartitionId,
+        number: u64,
+    ) -> Option<Record> {
         if u32_at(bytes, 0) != record_crc(bytes, partition, number) {
             return None;
         }
@@ -74,7 +78,7 @@ impl Record {
     }
 }
 
-fn record_crc(bytes: &[u8; RECORD_BYTES], partition: PartitionId, number: u64) -> u32 {
+pub(super) fn record_crc(bytes: &[u8; RECORD_BYTES], partition: PartitionId, number: u64) -> u32 {
     let mut covered = [0; RECORD_BYTES - 4 + 16];
     covered[..8].copy_from_slice(&partition.0.to_le_bytes());
     covered[8..16].copy_from_slice(&number.to_le_bytes());

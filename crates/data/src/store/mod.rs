@@ -35,6 +35,8 @@
 mod append;
 mod checksums;
 mod create;
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod decoders;
 pub mod disk;
 mod error;
 mod extent;

@@ -96,7 +96,7 @@ impl PieceHeader {
     }
 }
 
-fn header_crc(bytes: &[u8; PIECE_HEADER_BYTES], place: PiecePlace) -> u32 {
+pub(super) fn header_crc(bytes: &[u8; PIECE_HEADER_BYTES], place: PiecePlace) -> u32 {
     let mut covered = [0; 24 + 44];
     covered[..8].copy_from_slice(&place.partition.0.to_le_bytes());
     covered[8..16].copy_from_slice(&place.extent.0.to_le_bytes());

@@ -26,7 +26,7 @@ use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
 
 const LABEL: &str = "label";
 const LABEL_NEW: &str = "label.new";
-const LABEL_BYTES: usize = 32;
+pub(super) const LABEL_BYTES: usize = 32;
 const LABEL_MAGIC: [u8; 8] = *b"MLPSTOR1";
 /// Blocks read at once while a prefix is looked for: 256 KiB.
 const STRIDE: u64 = 64;
@@ -150,13 +150,7 @@ fn check_label(
     let mut bytes = [0; LABEL_BYTES];
     let file = disk.files().open(&path).map_err(failed)?;
     file.read_at(&mut bytes, 0).map_err(failed)?;
-    if bytes[..8] != LABEL_MAGIC {
-        return Err(bad("its label is damaged, or of another version"));
-    }
-    if u32_at(&bytes, 16) != crc32c(&bytes[..16]) {
-        return Err(bad("its label is damaged"));
-    }
-    let found = PartitionId(u64_at(&bytes, 8));
+    let found = decode_label(&bytes).map_err(bad)?;
     if found != partition {
         let path = directory.to_owned();
         return Err(OpenError::WrongPartition { path, found, expected: partition });
@@ -164,19 +158,34 @@ fn check_label(
     Ok(())
 }
 
-fn write_label(disk: &StoreDisk, directory: &Path, partition: PartitionId) -> io::Result<()> {
+/// Whose directory a label says it is in, or what is wrong with it.
+pub(super) fn decode_label(bytes: &[u8; LABEL_BYTES]) -> Result<PartitionId, &'static str> {
+    if bytes[..8] != LABEL_MAGIC {
+        return Err("its label is damaged, or of another version");
+    }
+    if u32_at(bytes, 16) != crc32c(&bytes[..16]) {
+        return Err("its label is damaged");
+    }
+    Ok(PartitionId(u64_at(bytes, 8)))
+}
+
+pub(super) fn encode_label(partition: PartitionId) -> [u8; LABEL_BYTES] {
     let mut bytes = [0; LABEL_BYTES];
     bytes[..8].copy_from_slice(&LABEL_MAGIC);
     bytes[8..16].copy_from_slice(&partition.0.to_le_bytes());
     let crc = crc32c(&bytes[..16]);
     bytes[16..20].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn write_label(disk: &StoreDisk, directory: &Path, partition: PartitionId) -> io::Result<()> {
     let (files, path_new) = (disk.files(), directory.join(LABEL_NEW));
     match files.remove(&path_new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let file = files.create(&path_new)?;
-    file.write_at(&bytes, 0)?;
+    file.write_at(&encode_label(partition), 0)?;
     file.sync()?;
     files.rename(&path_new, &directory.join(LABEL))?;
     files.sync_directory(directory)

@@ -244,9 +244,9 @@ fn read(database: &Database) -> Result<Values, redb::Error> {
     Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
 }
 
-/// A whole file in memory: what a manager makes of it at its start.
-#[cfg(test)]
-mod decoding {
+/// A whole file in memory, for fuzzing: what a manager makes of it at its start.
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod decoding {
     use redb::backends::InMemoryBackend;
 
     use super::*;

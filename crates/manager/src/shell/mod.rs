@@ -37,9 +37,9 @@ use tokio::task::LocalSet;
 use tracing::{info, warn};
 
 mod access;
-mod checkpoint;
+pub(crate) mod checkpoint;
 mod event;
-mod http;
+pub(crate) mod http;
 mod leader;
 mod metrics;
 mod replica;

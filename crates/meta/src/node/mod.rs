@@ -66,8 +66,8 @@ mod replica;
 mod requests;
 mod responder;
 mod shell;
-mod snapshot_file;
-mod snapshot_store;
+pub(crate) mod snapshot_file;
+pub(crate) mod snapshot_store;
 mod snapshots;
 mod upkeep;
 

@@ -91,7 +91,7 @@ pub(crate) fn write(
     file.file().length().map_err(io_error("measure snapshot file"))
 }
 
-fn encode_header(header: &FileHeader) -> Vec<u8> {
+pub(crate) fn encode_header(header: &FileHeader) -> Vec<u8> {
     let header = milpa_wire::encode(header);
     let mut bytes = Vec::with_capacity(16 + header.len());
     bytes.extend_from_slice(&MAGIC);
@@ -109,9 +109,13 @@ fn encode_header(header: &FileHeader) -> Vec<u8> {
 /// [`SnapshotFileError`]: nothing of the file may be used.
 pub(crate) fn read(path: &Path) -> Result<(FileHeader, Partition), SnapshotFileError> {
     let file = File::open(path, Open::Read).map_err(io_error("open snapshot file"))?;
-    let mut file = BufReader::with_capacity(1 << 20, file.stream());
-    let header = read_header(&mut file)?;
-    let (partition, inner) = restore(&mut file)?;
+    decode(&mut BufReader::with_capacity(1 << 20, file.stream()))
+}
+
+/// As [`read`], of bytes from anywhere.
+pub(crate) fn decode(file: &mut impl Read) -> Result<(FileHeader, Partition), SnapshotFileError> {
+    let header = read_header(file)?;
+    let (partition, inner) = restore(file)?;
     let position = header.descriptor.position;
     let (claimed, found) = (
         (header.definition.partition, header.definition.slot, position.index, position.term),

@@ -106,9 +106,7 @@ impl SnapshotStore {
         let directory = self.of(definition.partition);
         disk::create_directory(&directory)?;
         disk::sync_directory(&self.directory)?;
-        let body = milpa_wire::encode(definition);
-        let bytes = [crc32c(&body).to_le_bytes().as_slice(), &body].concat();
-        disk::replace(&directory.join(DEFINITION), &bytes)
+        disk::replace(&directory.join(DEFINITION), &encode_definition(definition))
     }
 
     /// Notes durably that the replica takes part in its group.
@@ -273,9 +271,18 @@ fn read_definition(path: &Path) -> io::Result<Option<CreateMetaPartition>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     };
-    let Some((crc, body)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
-    let whole = u32::from_le_bytes(*crc) == crc32c(body);
-    Ok(if whole { milpa_wire::decode(body).ok() } else { None })
+    Ok(decode_definition(&bytes))
+}
+
+/// CRC32C of what follows (4 bytes, little-endian), then the definition.
+pub(crate) fn encode_definition(definition: &CreateMetaPartition) -> Vec<u8> {
+    let body = milpa_wire::encode(definition);
+    [crc32c(&body).to_le_bytes().as_slice(), &body].concat()
+}
+
+pub(crate) fn decode_definition(bytes: &[u8]) -> Option<CreateMetaPartition> {
+    let (crc, body) = bytes.split_first_chunk::<4>()?;
+    (u32::from_le_bytes(*crc) == crc32c(body)).then(|| milpa_wire::decode(body).ok())?
 }
 
 #[cfg(test)]

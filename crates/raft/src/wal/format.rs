@@ -2,6 +2,9 @@
 
 use crc_fast::{CrcAlgorithm, Digest, checksum};
 
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod seal;
+
 /// Batches start at multiples of this, so a flush never rewrites a page that holds durable bytes.
 pub(crate) const BLOCK_BYTES: u64 = 4096;
 /// Two copies of the segment header, one block each.

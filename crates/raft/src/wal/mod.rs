@@ -134,6 +134,8 @@ pub use replay::{Damage, RecoveredGroup};
 pub use storage::{FileStorage, LogStorage};
 
 pub(crate) use format::mix;
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) use format::seal::seal_segment;
 
 const TEMPORARY_NAME: &str = "new.tmp";
 

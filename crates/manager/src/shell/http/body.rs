@@ -18,7 +18,7 @@ pub(super) struct ErrorBody {
 /// Whether a node or a disk is to be emptied.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct DrainBody {
+pub(crate) struct DrainBody {
     /// False takes a drain back.
     pub(super) drains: bool,
 }
@@ -255,7 +255,7 @@ pub(super) struct DataPartitionBody {
 /// A volume to be created. Only the name is needed.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(super) struct NewVolumeBody {
+pub(crate) struct NewVolumeBody {
     /// 1 to 64 of `a-z 0-9 - _`.
     name: String,
     /// Bytes that may be written; 0 for as much as the disks hold.

@@ -26,7 +26,7 @@ use super::event::{Event, Inbox, Responder};
 use super::{RETRY_AFTER, offer};
 use crate::config::ManagerConfig;
 
-mod body;
+pub(crate) mod body;
 
 use body::{
     DrainBody, ErrorBody, NewVolumeBody, NodeBody, PartitionsBody, StatusBody, TaskBody,

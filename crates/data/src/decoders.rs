@@ -1,0 +1,108 @@
+//! The decoders of this crate, for golden files and fuzzing.
+
+use bytes::Bytes;
+use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
+use milpa_types::{Epoch, ExtentId, NodeId, PartitionId, VolumeId};
+use milpa_wire::data::Configuration;
+use milpa_wire::decoder::{Decoder, Random, generate, put};
+use milpa_wire::frame::crc32c;
+
+use crate::node::decoding::{Label, PartitionState, parse_place, text_of_place};
+use crate::overwrite::{EntryHead, decode_entry, encode_entry};
+
+/// All of them.
+#[must_use]
+pub fn all() -> Vec<Decoder> {
+    let mut all = crate::store::decoders::all();
+    all.extend([
+        Decoder {
+            name: "partition-state",
+            sample: state,
+            again: state_again,
+            seal: |b| state_seal(b),
+        },
+        Decoder { name: "overwrite-entry", sample: entry, again: entry_again, seal: |_| {} },
+        Decoder { name: "disk-label", sample: label, again: label_again, seal: |_| {} },
+        Decoder { name: "scrub-place", sample: place, again: place_again, seal: |_| {} },
+    ]);
+    all
+}
+
+fn configuration() -> Configuration {
+    let members = vec![NodeId(201), NodeId(202), NodeId(203)];
+    Configuration { epoch: Epoch(3), members, primary: NodeId(202), learners: Vec::new() }
+}
+
+fn state(seed: u64) -> Vec<u8> {
+    let members = Members::new(&configuration().members, &[]);
+    let position = LogPosition { term: 4, index: 90 };
+    match seed {
+        0 => PartitionState {
+            partition: PartitionId(7),
+            volume: VolumeId(1),
+            configuration: configuration(),
+            applied: 99,
+            snapshot: Some(SnapshotDescriptor { position, members }),
+            ids_until: 16,
+            relaxed: false,
+        },
+        _ => generate(seed),
+    }
+    .encode()
+}
+
+fn state_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(PartitionState::decode(bytes).ok()?.encode())
+}
+
+fn state_seal(bytes: &mut [u8]) {
+    let crc = bytes.get(12..).map(crc32c).unwrap_or_default();
+    put(bytes, 8, &crc.to_le_bytes());
+}
+
+fn entry(seed: u64) -> Vec<u8> {
+    let head = match seed {
+        0 => EntryHead::Overwrite { extent: ExtentId(9), offset: 8192, checksums: vec![1, 2] },
+        _ => generate(seed),
+    };
+    encode_entry(&head, &Random::new(seed).bytes(50)).to_vec()
+}
+
+fn entry_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (head, rest) = decode_entry(&Bytes::copy_from_slice(bytes))?;
+    Some(encode_entry(&head, &rest).to_vec())
+}
+
+const INCARNATION: u128 = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
+
+fn label(seed: u64) -> Vec<u8> {
+    let disk = milpa_types::DiskId(1 + seed as u32);
+    Label { format: 1, incarnation: INCARNATION, disk }.to_text().into_bytes()
+}
+
+fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let label = Label::parse(&String::from_utf8_lossy(bytes), INCARNATION).ok()?;
+    Some(label.to_text().into_bytes())
+}
+
+fn place(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    format!("1 {} {} {}\n", random.number(), random.number(), random.number()).into_bytes()
+}
+
+fn place_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    parse_place(&String::from_utf8_lossy(bytes)).map(|place| text_of_place(place).into_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_files_are_read_and_written_as_ever() {
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+        for decoder in all().iter().filter(|decoder| decoder.name != "store") {
+            milpa_wire::decoder::check_golden(decoder, &golden).unwrap();
+        }
+    }
+}

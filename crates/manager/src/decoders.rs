@@ -1,0 +1,168 @@
+//! The decoders of this crate, for golden files and fuzzing.
+
+use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
+use milpa_types::{ClusterId, Disk, DiskId, NodeId, Role, VolumeOptions};
+use milpa_wire::decoder::{Decoder, Random, generate, put};
+use milpa_wire::frame::crc32c;
+
+use crate::core::{
+    Command, CommandV1, NewDataPartition, NewMetaPartition, Registration, Replica, State,
+};
+use crate::shell::checkpoint::decoding;
+use crate::shell::http::body::{DrainBody, NewVolumeBody};
+
+/// All of them. `manager-log` applies what it decodes.
+#[must_use]
+pub fn all() -> Vec<Decoder> {
+    vec![
+        Decoder { name: "manager-command", sample: command, again: command_again, seal: |_| {} },
+        Decoder { name: "manager-log", sample: log, again: log_again, seal: |_| {} },
+        Decoder {
+            name: "manager-state",
+            sample: state,
+            again: state_again,
+            seal: |b| state_seal(b),
+        },
+        Decoder { name: "checkpoint", sample: checkpoint, again: checkpoint_again, seal: |_| {} },
+        Decoder { name: "http-body", sample: body, again: body_again, seal: |_| {} },
+    ]
+}
+
+fn register(role: Role, number: u16) -> CommandV1 {
+    let disk = Disk {
+        id: DiskId(1),
+        path: "/disk1".to_owned(),
+        capacity_bytes: 1 << 40,
+        free_bytes: 1 << 39,
+        used_bytes: 0,
+        device: 5,
+        fenced: None,
+    };
+    CommandV1::RegisterNode(Registration {
+        node: None,
+        incarnation: u128::from(number) + 1,
+        role,
+        address: ([127, 0, 0, 1], 10_000 + number).into(),
+        http_address: ([127, 0, 0, 1], 20_000 + number).into(),
+        zone: "rack1".to_owned(),
+        region: String::new(),
+        disks: vec![disk],
+    })
+}
+
+/// Three meta and three data nodes, and a volume on them.
+fn cluster() -> Vec<Command> {
+    let mut commands = vec![CommandV1::Lead { manager: NodeId(1) }];
+    commands.extend((0..3).map(|number| register(Role::Meta, number)));
+    commands.extend((3..6).map(|number| register(Role::Data, number)));
+    let members = vec![NodeId(101), NodeId(102), NodeId(103)];
+    let place = |node| Replica { node: NodeId(node), disk: DiskId(1) };
+    let replicas = vec![place(104), place(105), place(106)];
+    commands.push(CommandV1::CreateVolume {
+        name: "photos".to_owned(),
+        options: VolumeOptions::default(),
+        meta: vec![NewMetaPartition { members }],
+        data: vec![NewDataPartition { replicas }; 2],
+    });
+    commands.into_iter().map(Command::V1).collect()
+}
+
+fn commands(seed: u64) -> Vec<Command> {
+    let mut random = Random::new(seed);
+    let mut commands = cluster();
+    if seed != 0 {
+        commands.extend((0..random.below(20)).map(|_| generate(random.draw())));
+    }
+    commands
+}
+
+fn applied(commands: &[Command]) -> State {
+    let mut state = State::new(ClusterId(7));
+    for (index, command) in (1..).zip(commands) {
+        state.apply(index, command);
+    }
+    state
+}
+
+fn command(seed: u64) -> Vec<u8> {
+    match seed {
+        0 => milpa_wire::encode(&cluster().pop()),
+        _ => milpa_wire::encode(&Some(generate::<Command>(seed))),
+    }
+    .split_off(1)
+}
+
+fn command_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    milpa_wire::decode::<Command>(bytes).ok().map(|command| milpa_wire::encode(&command))
+}
+
+fn log(seed: u64) -> Vec<u8> {
+    milpa_wire::encode(&commands(seed))
+}
+
+fn log_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let commands: Vec<Command> = milpa_wire::decode(bytes).ok()?;
+    let state = applied(&commands);
+    assert!(
+        State::decode(&state.encode()).is_ok_and(|decoded| decoded == state),
+        "a state does not survive its encoding"
+    );
+    Some(milpa_wire::encode(&commands))
+}
+
+fn state(seed: u64) -> Vec<u8> {
+    applied(&commands(seed)).encode()
+}
+
+fn state_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(State::decode(bytes).ok()?.encode())
+}
+
+fn state_seal(bytes: &mut [u8]) {
+    let crc = bytes.get(12..).map(crc32c).unwrap_or_default();
+    put(bytes, 8, &crc.to_le_bytes());
+}
+
+fn checkpoint(seed: u64) -> Vec<u8> {
+    let state = applied(&commands(seed));
+    let position = LogPosition { term: 2, index: state.applied() };
+    let members = Members::new(&[NodeId(1), NodeId(2), NodeId(3)], &[]);
+    decoding::sample(&state.encode(), &SnapshotDescriptor { position, members }).unwrap_or_default()
+}
+
+/// The file's pages are redb's own: what they hold is compared, not they.
+fn checkpoint_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let (state, _) = decoding::load(bytes)?;
+    assert!(State::decode(&state.encode()).is_ok_and(|decoded| decoded == state));
+    None
+}
+
+fn body(seed: u64) -> Vec<u8> {
+    let body = match seed % 3 {
+        0 => r#"{"drains": true}"#.to_owned(),
+        1 => format!(r#"{{"name": "v{seed}", "replicas": 3, "durability": "memory"}}"#),
+        _ => format!(r#"{{"name": "\u00e9", "capacity_bytes": {seed}, "data_partitions": 4}}"#),
+    };
+    body.into_bytes()
+}
+
+fn body_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    let new = serde_json::from_slice::<NewVolumeBody>(bytes);
+    let drain = serde_json::from_slice::<DrainBody>(bytes);
+    drop((new.map(|new| format!("{new:?}")), drain.map(|drain| format!("{drain:?}"))));
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_files_are_read_and_written_as_ever() {
+        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+        for name in ["manager-command", "manager-state"] {
+            let decoder = all().into_iter().find(|decoder| decoder.name == name).unwrap();
+            milpa_wire::decoder::check_golden(&decoder, &golden).unwrap();
+        }
+    }
+}
