@@ -121,11 +121,31 @@ impl StorageBackend for Backend {
     }
 }
 
+/// Where the open file is, or was.
+#[derive(Debug, Default)]
+struct Place(Option<Database>);
+
+impl Place {
+    /// What was saved is durable before: closing a damaged file has nothing to add, and may panic.
+    fn close(&mut self) {
+        let _ = guarded(|| {
+            drop(self.0.take());
+            Ok(())
+        });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
 /// The file. Cheap to clone; reads and writes come one after the other.
 #[derive(Clone, Debug)]
 pub struct CheckpointStore {
     /// `None` after a failure: redb refuses a file that failed once until it is opened again.
-    database: Arc<Mutex<Option<Database>>>,
+    database: Arc<Mutex<Place>>,
     path: Arc<Path>,
 }
 
@@ -147,9 +167,9 @@ impl CheckpointStore {
         operation: impl FnOnce(&Database) -> Result<T, redb::Error>,
     ) -> Result<T, CheckpointError> {
         let mut place = self.database.lock().unwrap_or_else(PoisonError::into_inner);
-        let done = guarded(|| open_database(&mut place, &self.path).and_then(operation));
+        let done = guarded(|| open_database(&mut place.0, &self.path).and_then(operation));
         if done.is_err() {
-            *place = None;
+            place.close();
         }
         done.map_err(|source| CheckpointError::Database {
             path: self.path.to_path_buf(),
@@ -266,8 +286,10 @@ pub(crate) mod decoding {
         let backend = InMemoryBackend::new();
         backend.set_len(bytes.len() as u64).ok()?;
         backend.write(0, bytes).ok()?;
-        let values = guarded(|| read(&Database::builder().create_with_backend(backend)?)).ok()?;
-        decode(values, Path::new("")).ok()?
+        let mut place = Place::default();
+        let values =
+            guarded(|| read(place.0.insert(Database::builder().create_with_backend(backend)?)));
+        decode(values.ok()?, Path::new("")).ok()?
     }
 
     #[derive(Debug)]
