@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
-use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest, TRANSFER_BYTES_MAX};
 
-use crate::store::{Checksums, ExtentStore, NewExtent, StoreError};
+use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
 
 use super::disk::Disk;
+use super::freed;
 use super::metrics::Metrics;
 use super::partition::answer_done;
 use super::shared::Shared;
@@ -79,6 +80,7 @@ impl Filling {
             }
             self.shared.throttle_repair(self.disk, got).await;
         }
+        self.copy_freed(extent, source).await?;
         self.on_extent(extent, move |store| {
             store.seal(extent, length)?;
             store.set_commit(extent, length)
@@ -94,11 +96,7 @@ impl Filling {
     /// a byte of it to read. Called after a fetch, when the source has applied all that found the
     /// extent missing here; later overwrites find it, and mark it.
     async fn copy_mark(&self, extent: ExtentId, source: NodeId) -> Result<(), DataError> {
-        let partition = self.partition;
-        let epoch =
-            move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
-        let epoch = self.shared.ask_disk(self.disk, epoch).await.flatten();
-        let epoch = epoch.ok_or(DataError::WrongPartition)?;
+        let (partition, epoch) = (self.partition, self.epoch().await?);
         let extents = vec![extent];
         let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
         let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
@@ -107,6 +105,28 @@ impl Filling {
             self.on_extent(extent, move |store| store.mark_overwritten(extent)).await?;
         }
         Ok(())
+    }
+
+    /// Frees what the source had freed when it sent its holes: these are whole blocks, and dead bytes
+    /// begin and end within blocks.
+    async fn copy_freed(&self, extent: ExtentId, source: NodeId) -> Result<(), DataError> {
+        let epoch = self.epoch().await?;
+        let ranges = freed::of_member(self, epoch, source, vec![extent]).await?;
+        let freed = |range: FreedRange| {
+            let FreedRange { extent, offset, length, .. } = range;
+            Freed { extent, offset, length }
+        };
+        let ranges: Vec<Freed> =
+            ranges.into_iter().filter(|range| range.extent == extent).map(freed).collect();
+        self.on_extent(extent, move |store| store.free(&ranges)).await
+    }
+
+    async fn epoch(&self) -> Result<Epoch, DataError> {
+        let partition = self.partition;
+        let epoch =
+            move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
+        let epoch = self.shared.ask_disk(self.disk, epoch).await.flatten();
+        epoch.ok_or(DataError::WrongPartition)
     }
 
     /// Replaces the blocks of a range by those of another replica.

@@ -40,12 +40,18 @@ impl FreedRanges {
         for member in members {
             let mut told = BTreeSet::new();
             let mut answered = Ok(());
-            for extents in extents.chunks(EXTENTS_AT_ONCE) {
+            let mut waiting: Vec<&[ExtentId]> = extents.chunks(EXTENTS_AT_ONCE).collect();
+            while let Some(extents) = waiting.pop() {
                 let ranges = match member == node {
                     true => here(filling, extents.to_vec()).await,
-                    false => there(filling, epoch, member, extents.to_vec()).await,
+                    false => of_member(filling, epoch, member, extents.to_vec()).await,
                 };
                 match ranges {
+                    // There may be more of them than one answer takes.
+                    Ok(ranges) if ranges.len() >= FREED_RANGES_MAX && extents.len() > 1 => {
+                        let (first, second) = extents.split_at(extents.len() / 2);
+                        waiting.extend([first, second]);
+                    }
                     Ok(ranges) => {
                         told.extend(ranges.iter().map(|r| (r.extent, r.offset, r.length)))
                     }
@@ -133,7 +139,8 @@ async fn here(filling: &Filling, extents: Vec<ExtentId>) -> Result<Vec<FreedRang
     filling.shared.run_slow(filling.disk, job).await.ok_or(DataError::Busy)
 }
 
-async fn there(
+/// What another member has freed of these extents.
+pub(super) async fn of_member(
     filling: &Filling,
     epoch: Epoch,
     member: NodeId,
