@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak fuzz crash power power-must-lose bench bench-million bench-directory bench-recovery demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak fuzz crash power power-must-lose bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -82,6 +82,9 @@ bench-directory: release ## 100,000 files in one directory: ls and the mount's m
 
 bench-recovery: release ## a data node lost: files/s until redundant again (FILES=500000 for the long form)
 	target/release/milpa-bench recovery --files $${FILES:-50000}
+
+bench-failover: release ## servers killed under load: the longest call that a client sees
+	target/release/milpa-bench failover
 
 install: release ## milpa and mount.milpa
 	install -D -m 755 target/release/milpa $(DESTDIR)$(PREFIX)/bin/milpa

@@ -7,6 +7,7 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod cpu;
+mod failover;
 mod million;
 mod names;
 mod patterns;
@@ -61,6 +62,12 @@ enum Command {
         #[arg(long, default_value_t = 50_000)]
         files: u64,
     },
+    /// Servers killed under load: the longest call that a client sees, role by role
+    Failover {
+        /// How often each process is killed
+        #[arg(long, default_value_t = 2)]
+        rounds: u32,
+    },
     /// One process of a phase (the others start this)
     #[command(hide = true)]
     Worker {
@@ -77,6 +84,7 @@ fn main() -> ExitCode {
         Command::Million { files } => million::run(files),
         Command::Directory { files } => million::directory(files),
         Command::Recovery { files } => recovery::run(files),
+        Command::Failover { rounds } => failover::run(rounds),
         Command::Worker { directory, count } => worker::run(&directory, count),
     };
     match result {

@@ -1,0 +1,120 @@
+//! What clients notice when servers are killed: the longest call, role by role.
+//!
+//! Each role in turn is killed with `kill -9` while writers on a real mount make files, each with write,
+//! fsync and close. The supervisor starts it again. With three replicas each role has a leader, or a
+//! primary, among those that are killed.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use milpa_testbed::load::Writer;
+use milpa_testbed::{Mounted, Outcome, Testbed};
+
+/// Writers, each in a directory of its own, so that several meta partitions are at work.
+const WRITERS: usize = 4;
+/// How long the quiet cluster is measured, and what it is given after each kill.
+const QUIET: Duration = Duration::from_secs(5);
+/// How long all managers stay away.
+const AWAY: Duration = Duration::from_secs(20);
+const RESTART_MAX: Duration = Duration::from_secs(30);
+
+/// Kills, and prints the longest call of each kind of failure.
+pub fn run(rounds: u32) -> Outcome {
+    let mut bed = Testbed::start()?;
+    let mount = bed.mount("default")?;
+    let mut load = Load { mount, turn: 0 };
+    println!(
+        "{WRITERS} writers: create + write 0..200 kB + fsync + close, one file after the other\n"
+    );
+    println!("{:<34}{:>8}{:>12}{:>16}", "what fails", "kills", "files/s", "longest call");
+    load.measure(&bed, "nothing", 0, |_| sleep(QUIET))?;
+    for role in ["meta", "data", "manager"] {
+        let names: Vec<String> = of_role(&bed, role);
+        let label = format!("each {role} node, one at a time");
+        let kills = rounds * names.len() as u32;
+        load.measure(&bed, &label, kills, |bed| {
+            for name in (0..rounds).flat_map(|_| &names) {
+                kill_and_wait(bed, name)?;
+            }
+            Ok(())
+        })?;
+    }
+    let managers = of_role(&bed, "manager");
+    let label = format!("all managers, for {} s", AWAY.as_secs());
+    load.measure(&bed, &label, managers.len() as u32, |bed| {
+        let stopped = |signal| {
+            managers.iter().try_for_each(|name| bed.process(name)?.signal(signal).map(drop))
+        };
+        stopped(libc::SIGSTOP)?;
+        sleep(AWAY)?;
+        stopped(libc::SIGCONT)
+    })?;
+    bed.umount(&load.mount)?;
+    bed.down()
+}
+
+/// Writers on one mount.
+struct Load {
+    mount: Mounted,
+    turn: u32,
+}
+
+impl Load {
+    /// Runs the writers while `fault` goes on, and prints what they noticed.
+    fn measure(
+        &mut self,
+        bed: &Testbed,
+        label: &str,
+        kills: u32,
+        fault: impl FnOnce(&Testbed) -> Outcome,
+    ) -> Outcome {
+        let started = Instant::now();
+        let mut writers = Vec::new();
+        for number in 0..WRITERS {
+            let directory = self.mount.path.join(format!("{}-{number}", self.turn));
+            std::fs::create_dir(&directory).map_err(|e| e.to_string())?;
+            writers.push(Writer::start(&writer_program()?, &directory)?);
+        }
+        self.turn += 1;
+        let failed = fault(bed);
+        let (mut files, mut longest) = (0, Duration::ZERO);
+        for writer in writers {
+            let (written, took) = writer.finish()?;
+            files += written;
+            longest = longest.max(took);
+        }
+        failed?;
+        let rate = files as f64 / started.elapsed().as_secs_f64();
+        println!("{label:<34}{kills:>8}{rate:>12.0}{:>14.2} s", longest.as_secs_f64());
+        Ok(())
+    }
+}
+
+fn of_role(bed: &Testbed, role: &str) -> Vec<String> {
+    let processes = bed.processes().iter().filter(|process| process.role == role);
+    processes.map(|process| process.name.clone()).collect()
+}
+
+fn kill_and_wait(bed: &Testbed, name: &str) -> Outcome {
+    let killed = bed.process(name)?.kill()?;
+    bed.wait_until("restarted", RESTART_MAX, |bed| {
+        let pid = bed.process(name).ok().and_then(|process| process.pid());
+        pid.is_some_and(|pid| pid != killed)
+    })?;
+    sleep(QUIET)
+}
+
+fn sleep(time: Duration) -> Outcome {
+    std::thread::sleep(time);
+    Ok(())
+}
+
+/// `milpa-writer`, built beside this program.
+fn writer_program() -> Outcome<String> {
+    let this = std::env::current_exe().map_err(|e| e.to_string())?;
+    let writer: PathBuf = this.with_file_name("milpa-writer");
+    match writer.exists() {
+        true => Ok(writer.to_string_lossy().into_owned()),
+        false => Err(format!("{} is missing: `make release` builds it", writer.display())),
+    }
+}
