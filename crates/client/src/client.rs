@@ -11,6 +11,7 @@ use milpa_types::{
 };
 use tokio::time::Instant;
 
+use crate::call::Call;
 use crate::config::{ClientConfig, ConnectError};
 use crate::error::FsError;
 use crate::handle::{
@@ -78,7 +79,7 @@ impl Client {
     ) -> Result<T, FsError> {
         self.inner.check_open()?;
         let started = Instant::now();
-        let result = call.await;
+        let result = Call::run(call).await;
         self.inner.core.stats.called(operation, result.is_ok(), started.elapsed());
         if let Err(error) = &result {
             tracing::debug!(operation, %error, errno = error.errno(), "operation failed");
@@ -93,7 +94,7 @@ impl Client {
     ///
     /// The first failure; everything is tried all the same.
     pub async fn shutdown(&self) -> Result<(), FsError> {
-        self.inner.shutdown().await
+        Call::run(self.inner.shutdown()).await
     }
 
     /// How long the kernel may keep names and attributes.

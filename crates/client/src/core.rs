@@ -11,6 +11,7 @@ use milpa_types::{NodeId, SessionId, Timestamp};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::call::Call;
 use crate::config::ClientConfig;
 use crate::error::FsError;
 use crate::stats::Stats;
@@ -148,6 +149,8 @@ impl Health {
 pub(crate) struct Retry<'a> {
     core: &'a Core,
     operation: &'static str,
+    /// Whose deadline counts.
+    call: Call,
     started: Instant,
     limit: Option<Duration>,
     pause: Duration,
@@ -155,15 +158,16 @@ pub(crate) struct Retry<'a> {
 }
 
 impl<'a> Retry<'a> {
-    /// Begins now, with the configured deadline.
+    /// Begins now, with what is left of the call's time.
     pub(crate) fn new(core: &'a Core, operation: &'static str) -> Retry<'a> {
         let limit = core.config.io_deadline;
-        let started = Instant::now();
-        Retry { core, operation, started, limit, pause: PAUSE_MIN, last: String::new() }
+        let (call, started) = (Call::current(), Instant::now());
+        Retry { core, operation, call, started, limit, pause: PAUSE_MIN, last: String::new() }
     }
 
     /// Something was achieved: the deadline counts from here.
     pub(crate) fn progressed(&mut self) {
+        self.call.progressed();
         self.started = Instant::now();
         self.pause = PAUSE_MIN;
     }
@@ -177,12 +181,18 @@ impl<'a> Retry<'a> {
 
     /// Cuts the wait of one try so that it does not outlast the deadline by more than 10 ms.
     pub(crate) fn cap(&self, wait: Duration) -> Duration {
-        let left = self.limit.map(|limit| limit.saturating_sub(self.started.elapsed()));
+        let left = self.limit.map(|limit| limit.saturating_sub(self.waited()));
         left.map_or(wait, |left| wait.min(left.max(Duration::from_millis(10))))
     }
 
+    /// How long this operation has been tried.
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
+    }
+
+    /// How long the call has waited for anything.
+    fn waited(&self) -> Duration {
+        self.call.since().elapsed()
     }
 
     /// Waits before the next try: longer each time, never in step with other clients.
@@ -191,18 +201,24 @@ impl<'a> Retry<'a> {
     ///
     /// [`FsError::TimedOut`] when there is no time for another.
     pub(crate) async fn pause(&mut self) -> Result<(), FsError> {
-        if self.limit.is_some_and(|limit| self.started.elapsed() + self.pause >= limit) {
-            return Err(self.give_up());
-        }
+        self.check(self.pause)?;
         let jitter = self.core.chance.next() % 1024;
         tokio::time::sleep(self.pause.mul_f64(0.5 + jitter as f64 / 1024.0)).await;
         self.pause = (self.pause * 2).min(PAUSE_MAX);
         Ok(())
     }
 
+    /// Fails if the call's time is over before another `wait`.
+    pub(crate) fn check(&self, wait: Duration) -> Result<(), FsError> {
+        match self.limit {
+            Some(limit) if self.waited() + wait >= limit => Err(self.give_up()),
+            _ => Ok(()),
+        }
+    }
+
     /// The error of an operation whose time is over.
-    pub(crate) fn give_up(&self) -> FsError {
-        let (operation, waited, last) = (self.operation, self.started.elapsed(), self.last.clone());
+    fn give_up(&self) -> FsError {
+        let (operation, waited, last) = (self.operation, self.waited(), self.last.clone());
         warn!(operation, waited_ms = waited.as_millis() as u64, %last, "gave up");
         FsError::TimedOut { operation, waited, last }
     }

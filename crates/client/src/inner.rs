@@ -161,7 +161,7 @@ impl Inner {
             let settle = |file: &Arc<crate::file::FileState>| -> Boxed<'_, Result<(), FsError>> {
                 let file = Arc::clone(file);
                 Box::pin(async move {
-                    let mut io = Arc::clone(&file.io).lock_owned().await;
+                    let mut io = self.turn(&file).await?;
                     let settled = self.settle(&file, &mut io).await;
                     self.drop_extent(&mut io);
                     settled

@@ -36,6 +36,7 @@ pub mod path;
 pub mod transport;
 
 mod cache;
+mod call;
 mod client;
 mod core;
 mod data;

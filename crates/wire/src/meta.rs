@@ -377,8 +377,15 @@ pub enum MetaAnswer {
         /// The directory's attributes after the change.
         directory: Attributes,
     },
-    /// GetAttributes, SetAttributes, Publish.
+    /// GetAttributes, CutLost.
     Attributes(Attributes),
+    /// SetAttributes, Publish.
+    Changed {
+        /// The inode after the change.
+        attributes: Attributes,
+        /// The content version that the change found: who knows that one knows the content.
+        before: u64,
+    },
     /// GetAttributesBatch.
     AttributesBatch(Vec<Attributes>),
     /// ReadLink.

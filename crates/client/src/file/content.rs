@@ -55,6 +55,8 @@ pub(crate) struct Content {
     /// Where the kept bytes were put.
     overwritten: SegmentMap,
     untold: Untold,
+    /// The end that a publish on its way tells.
+    telling_end: u64,
     /// Extents not known to be on all disks, and how many bytes of them matter.
     unflushed: BTreeMap<(PartitionId, ExtentId), u64>,
     /// Extents known to be, since this state was made.
@@ -120,6 +122,7 @@ impl Content {
             kept: RangeMap::default(),
             overwritten: SegmentMap::default(),
             untold: Untold::default(),
+            telling_end: 0,
             unflushed: BTreeMap::new(),
             flushed: BTreeMap::new(),
         };
@@ -155,18 +158,19 @@ impl Content {
         (self.segments, self.inline) = (segments, inline);
         self.stale = false;
         self.attributes = attributes;
-        self.size = attributes.size.max(self.untold.end);
+        self.size = attributes.size.max(self.untold.end).max(self.telling_end);
         self.find_unflushed();
         Ok(())
     }
 
-    /// Newer attributes. A content version other than `expected` means that somebody else wrote.
-    pub(crate) fn learn(&mut self, attributes: Attributes, expected_version: u64) {
-        if attributes.content_version < self.attributes.content_version {
+    /// Attributes after a change of ours, which found the content version `before`. Another one than is
+    /// known here means that somebody else wrote.
+    pub(crate) fn learn(&mut self, attributes: Attributes, before: u64) {
+        let known = self.attributes.content_version;
+        if attributes.content_version < known {
             return;
         }
-        self.stale |= attributes.content_version != expected_version
-            && attributes.content_version != self.attributes.content_version;
+        self.stale |= before != known && attributes.content_version != known;
         self.attributes = attributes;
         self.size = self.size.max(attributes.size);
     }
@@ -480,6 +484,7 @@ impl Content {
             }
         }
         let untold = std::mem::take(&mut self.untold);
+        self.telling_end = untold.end;
         let leaves_inode = self.leaves_inode();
         let is_based = inline.is_some() || leaves_inode;
         Some(Publish {
@@ -522,8 +527,13 @@ impl Content {
         whole
     }
 
-    /// The publish was applied. Gives how many bytes left the buffer.
-    pub(crate) fn published(&mut self, publish: Publish, attributes: Attributes) -> u64 {
+    /// The publish was applied, to content of the version `before`. Gives how many bytes left the buffer.
+    pub(crate) fn published(
+        &mut self,
+        publish: Publish,
+        attributes: Attributes,
+        before: u64,
+    ) -> u64 {
         for segment in &publish.segments {
             self.unpublished.cut(segment.offset, segment.end());
         }
@@ -535,8 +545,8 @@ impl Content {
             }
             None => {}
         }
-        let expected = self.attributes.content_version + 1;
-        self.learn(attributes, expected);
+        self.telling_end = 0;
+        self.learn(attributes, before);
         let mut released = self.sending.remove(0, u64::MAX);
         for place in &publish.overwritten {
             released += self.confirmed(place.offset, place.end());
@@ -547,6 +557,7 @@ impl Content {
     /// The publish was not applied: all that it told is to be told again. Gives how many bytes left
     /// the buffer.
     pub(crate) fn publish_failed(&mut self, publish: &Publish) -> u64 {
+        self.telling_end = 0;
         let untold = &mut self.untold;
         untold.end = untold.end.max(publish.size);
         untold.clear_set_id |= publish.clear_set_id;
@@ -567,9 +578,9 @@ impl Content {
         released
     }
 
-    /// The servers cut or extended the file to `size`. Gives how many bytes left the buffer.
-    pub(crate) fn truncated(&mut self, size: u64, attributes: Attributes) -> u64 {
-        let expected = self.attributes.content_version + 1;
+    /// The servers cut or extended the file, found as of version `before`, to `size`. Gives how many
+    /// bytes left the buffer.
+    pub(crate) fn truncated(&mut self, size: u64, attributes: Attributes, before: u64) -> u64 {
         self.segments.cut(size, u64::MAX);
         self.unpublished.cut(size, u64::MAX);
         self.carried.remove(size, u64::MAX);
@@ -584,7 +595,7 @@ impl Content {
             + self.confirmed(size, u64::MAX);
         self.untold.end = self.untold.end.min(size);
         self.size = size;
-        self.learn(attributes, expected);
+        self.learn(attributes, before);
         self.size = self.size.min(size.max(attributes.size));
         // The server may have filled inline content with zeros, which must then be replaced whole.
         self.stale |= has_inline && size > 0;

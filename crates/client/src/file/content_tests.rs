@@ -342,11 +342,12 @@ impl World {
             }
             let later = meanwhile.take();
             later.into_iter().for_each(|(at, length)| self.write(at, length));
+            let before = self.servers.attributes.content_version;
             let Some(attributes) = self.servers.publish(&publish) else {
                 self.budget -= self.content.publish_was_behind(&publish);
                 continue;
             };
-            self.budget -= self.content.published(publish, attributes);
+            self.budget -= self.content.published(publish, attributes, before);
             self.own.fill(false);
             if let Some((at, length)) = later {
                 self.own[at as usize..at as usize + length].fill(true);
@@ -357,8 +358,9 @@ impl World {
     }
 
     fn truncate(&mut self, size: u64) {
+        let before = self.servers.attributes.content_version;
         let attributes = self.servers.truncate(size);
-        self.budget -= self.content.truncated(size, attributes);
+        self.budget -= self.content.truncated(size, attributes, before);
         self.model.resize(size as usize, 0);
         self.own.resize(size as usize, false);
     }
@@ -477,10 +479,43 @@ fn somebody_elses_change_makes_the_content_stale() {
     world.push(Scope::All, usize::MAX, None, None);
     let publish = world.content.begin_publish(INLINE, false).unwrap();
     world.servers.attributes.content_version += 1;
+    let before = world.servers.attributes.content_version;
     let attributes = world.servers.publish(&publish).unwrap();
-    world.content.published(publish, attributes);
+    world.content.published(publish, attributes, before);
     assert!(world.content.stale);
     assert_eq!(world.content.version(), None);
+}
+
+/// Found by the simulation (seed 148): a publish changed nothing, so the version that came back was another
+/// client's. It was one above the known one and passed for this client's own.
+#[test]
+fn a_version_is_ours_only_if_we_knew_the_one_before() {
+    let mut world = World::new();
+    world.write(0, 1000);
+    world.push(Scope::All, usize::MAX, None, None);
+    let publish = world.content.begin_publish(INLINE, false).unwrap();
+    let attributes = world.servers.publish(&publish).unwrap();
+    let known = world.content.attributes.content_version;
+    assert_eq!(attributes.content_version, known + 1);
+    world.content.published(publish, attributes, known + 1);
+    assert!(world.content.stale);
+}
+
+/// Found by the simulation (seed 199): somebody opened the file while a publish was on its way, and
+/// until it had arrived the file ended where the servers had it.
+#[test]
+fn the_file_does_not_shrink_while_a_publish_is_on_its_way() {
+    let mut world = World::new();
+    world.write(0, 1000);
+    world.push(Scope::All, usize::MAX, None, None);
+    let publish = world.content.begin_publish(INLINE, false).unwrap();
+    world.servers.attributes.content_version += 1;
+    world.content.refresh(world.servers.attributes, world.servers.content()).unwrap();
+    world.check();
+    let before = world.servers.attributes.content_version;
+    let attributes = world.servers.publish(&publish).unwrap();
+    world.content.published(publish, attributes, before);
+    world.check();
 }
 
 #[test]
@@ -512,8 +547,9 @@ fn more_segments_than_one_publish_takes_go_in_several() {
     let mut publishes = 0;
     while let Some(publish) = world.content.begin_publish(INLINE, false) {
         assert!(publish.segments.len() <= 4096);
+        let before = world.servers.attributes.content_version;
         let attributes = world.servers.publish(&publish).unwrap();
-        world.content.published(publish, attributes);
+        world.content.published(publish, attributes, before);
         publishes += 1;
     }
     assert_eq!(publishes, 2);

@@ -12,6 +12,7 @@ mod push;
 mod read;
 pub(crate) mod sync;
 mod truncate;
+mod turn;
 mod write;
 
 use std::collections::BTreeMap;
@@ -31,8 +32,8 @@ use content::Content;
 /// A file in use.
 pub(crate) struct FileState {
     pub inode: InodeId,
-    /// Orders pushes, publishes and truncations.
-    pub io: Arc<tokio::sync::Mutex<Io>>,
+    /// Orders pushes, publishes and truncations: [`Inner::turn`](crate::inner::Inner::turn).
+    io: Arc<tokio::sync::Mutex<Io>>,
     shared: Mutex<Shared>,
 }
 
@@ -54,6 +55,8 @@ pub(crate) struct Shared {
     sequential: (u64, u64),
     /// A push is under way in the background.
     is_pushing: bool,
+    /// Counts what servers have taken.
+    progress: u64,
     failures: Failures,
     /// Open handles.
     handles: u32,
@@ -83,6 +86,7 @@ impl FileState {
             dirty_since: None,
             sequential: (0, 0),
             is_pushing: false,
+            progress: 0,
             failures: Failures::default(),
             handles: 0,
             held: false,

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::content::Content;
 use super::{FileState, Io};
+use crate::call::Call;
 use crate::core::lock;
 use crate::error::FsError;
 use crate::handle::{HandleId, OpenFile, OpenFlags};
@@ -147,10 +148,10 @@ impl Inner {
         known == Some(version)
     }
 
-    /// Our own change made this version: pages stay good if it follows the one they are of.
-    pub(crate) fn advance_pages(&self, inode: InodeId, version: u64) {
+    /// Our own change made this version: pages stay good if they are of the one that it found.
+    pub(crate) fn advance_pages(&self, inode: InodeId, before: u64, version: u64) {
         let mut versions = lock(&self.versions);
-        if versions.get(&inode).is_some_and(|known| known + 1 == version) {
+        if versions.get(&inode).is_some_and(|known| known == before) {
             versions.insert(inode, version);
         }
     }
@@ -176,7 +177,7 @@ impl Inner {
     /// After the last close: everything to the servers, or given up with a word in the log.
     pub(crate) async fn close_out(self: &Arc<Self>, file: Arc<FileState>) {
         let mut io = Arc::clone(&file.io).lock_owned().await;
-        let settled = self.settle(&file, &mut io).await;
+        let settled = Call::run(self.settle(&file, &mut io)).await;
         if file.shared().handles > 0 {
             return;
         }

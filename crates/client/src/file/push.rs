@@ -113,11 +113,17 @@ impl Inner {
         let packets = appends.into_iter().map(|(at, data)| Packet::new(at, data)).collect();
         let mut open = io.extent.take().map(|(extent, _)| extent);
         let mut appended = |done| {
-            let released = file.shared().content.appended(done, sync_appends);
+            let mut shared = file.shared();
+            shared.progress += 1;
+            let released = shared.content.appended(done, sync_appends);
+            drop(shared);
             self.budget.give(released);
         };
         let mut replaced = |done: &_| {
-            let released = file.shared().content.overwrote(done);
+            let mut shared = file.shared();
+            shared.progress += 1;
+            let released = shared.content.overwrote(done);
+            drop(shared);
             self.budget.give(released);
         };
         let (appended, replaced) = tokio::join!(
@@ -190,14 +196,15 @@ impl Inner {
         mut publish: Publish,
     ) -> Result<Outcome, FsError> {
         match self.send_publish(file, &mut publish).await {
-            Ok(attributes) => {
+            Ok((attributes, before)) => {
                 let mut shared = file.shared();
-                let released = shared.content.published(publish, attributes);
+                let released = shared.content.published(publish, attributes, before);
+                shared.progress += 1;
                 shared.settle_age();
                 drop(shared);
                 self.budget.give(released);
                 self.attributes.put(file.inode, attributes, tokio::time::Instant::now());
-                self.advance_pages(file.inode, attributes.content_version);
+                self.advance_pages(file.inode, before, attributes.content_version);
                 Ok(Outcome::Applied)
             }
             Err(FsError::Meta(MetaError::StaleContent { .. })) => {
@@ -219,15 +226,16 @@ impl Inner {
         }
     }
 
+    /// Gives the attributes, and the content version that the publish found.
     async fn send_publish(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         publish: &mut Publish,
-    ) -> Result<milpa_types::Attributes, FsError> {
+    ) -> Result<(milpa_types::Attributes, u64), FsError> {
         for _ in 0..REDOS_MAX {
             let write = MetaWrite::Publish(publish.clone());
             match self.meta.write(file.inode, write).await {
-                Ok(MetaAnswer::Attributes(attributes)) => return Ok(attributes),
+                Ok(MetaAnswer::Changed { attributes, before }) => return Ok((attributes, before)),
                 Ok(_) => return Err(FsError::Broken("publish")),
                 // Somebody else truncated: our bytes come after that.
                 Err(FsError::Meta(MetaError::StaleTruncation { current })) => {

@@ -22,7 +22,7 @@ impl Inner {
         if must {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             settled = detach(&self.core.runtime, async move {
-                let mut io = Arc::clone(&file.io).lock_owned().await;
+                let mut io = inner.turn(&file).await?;
                 inner.settle(&file, &mut io).await
             })
             .await;
@@ -57,7 +57,7 @@ impl Inner {
     async fn fsync_file(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         detach(&self.core.runtime, async move {
-            let mut io = Arc::clone(&file.io).lock_owned().await;
+            let mut io = inner.turn(&file).await?;
             inner.push_durably(&file, &mut io, false).await
         })
         .await
@@ -65,7 +65,7 @@ impl Inner {
 
     /// A write that must be on disk when it returns.
     pub(crate) async fn sync_write(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
-        let mut io = Arc::clone(&file.io).lock_owned().await;
+        let mut io = self.turn(file).await?;
         self.push_durably(file, &mut io, self.flushes_disks()).await
     }
 

@@ -43,8 +43,8 @@ impl Inner {
         if changes.size.is_some() {
             lock(&self.layouts).remove(&inode);
         }
-        let attributes = self.send_setattr(inode, changes).await?;
-        self.advance_pages(inode, attributes.content_version);
+        let (attributes, before) = self.send_setattr(inode, changes).await?;
+        self.advance_pages(inode, before, attributes.content_version);
         Ok(attributes)
     }
 
@@ -53,7 +53,7 @@ impl Inner {
         file: &Arc<FileState>,
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
-        let mut io = Arc::clone(&file.io).lock_owned().await;
+        let mut io = self.turn(file).await?;
         // A later publish would set the time of the last write, and clear set-id bits.
         let sets_others = changes.mode.is_some()
             || changes.uid.is_some()
@@ -65,13 +65,12 @@ impl Inner {
         let sent = self.send_setattr(file.inode, changes).await;
         // Without an answer it may have been cut all the same.
         file.shared().content.stale |= sent.is_err() && changes.size.is_some();
-        let mut attributes = sent?;
+        let (mut attributes, before) = sent?;
         let mut shared = file.shared();
         let released = match changes.size {
-            Some(size) => shared.content.truncated(size, attributes),
+            Some(size) => shared.content.truncated(size, attributes, before),
             None => {
-                let version = shared.content.attributes.content_version;
-                shared.content.learn(attributes, version);
+                shared.content.learn(attributes, before);
                 0
             }
         };
@@ -79,22 +78,23 @@ impl Inner {
         shared.settle_age();
         drop(shared);
         self.budget.give(released);
-        self.advance_pages(file.inode, attributes.content_version);
+        self.advance_pages(file.inode, before, attributes.content_version);
         Ok(attributes)
     }
 
+    /// Gives the attributes, and the content version that the change found.
     async fn send_setattr(
         &self,
         inode: InodeId,
         changes: AttributeChanges,
-    ) -> Result<Attributes, FsError> {
+    ) -> Result<(Attributes, u64), FsError> {
         self.attributes.forget(&inode);
         let write = MetaWrite::SetAttributes { inode, changes };
         let answer = self.meta.write(inode, write).await.map_err(FsError::by_inode)?;
-        let MetaAnswer::Attributes(attributes) = answer else {
+        let MetaAnswer::Changed { attributes, before } = answer else {
             return Err(FsError::Broken("setattr"));
         };
         self.attributes.put(inode, attributes, Instant::now());
-        Ok(attributes)
+        Ok((attributes, before))
     }
 }

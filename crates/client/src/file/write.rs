@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use super::content::{FILE_BYTES_MAX, Scope};
 use super::{FileState, Handle};
+use crate::call::Call;
 use crate::core::{Retry, now};
 use crate::error::FsError;
 use crate::flights::detach;
@@ -97,7 +98,7 @@ impl Inner {
         } else if pieces > PIECES_SEND {
             self.push_in_background(file, Scope::All);
             if pieces > PIECES_MAX {
-                drop(file.io.lock().await);
+                drop(self.turn(file).await?);
             }
         }
         Ok(())
@@ -128,7 +129,7 @@ impl Inner {
         drop(self.core.runtime.spawn(async move {
             let mut io = file.io.lock().await;
             // A writer that keeps up with us finds the next packets taken along.
-            while let Ok(true) = inner.push(&file, &mut io, scope, false).await {
+            while let Ok(true) = Call::run(inner.push(&file, &mut io, scope, false)).await {
                 if scope == Scope::All {
                     break;
                 }
@@ -148,7 +149,7 @@ impl Inner {
             // Never closed, so there is always a turn to wait for.
             let _turn = inner.settling.acquire().await;
             let mut io = file.io.lock().await;
-            if let Err(error) = inner.settle(&file, &mut io).await {
+            if let Err(error) = Call::run(inner.settle(&file, &mut io)).await {
                 tracing::debug!(inode = %file.inode, %error, "writing in the background failed");
             }
             drop(io);

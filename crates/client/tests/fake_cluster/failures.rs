@@ -78,6 +78,35 @@ async fn an_outage_longer_than_the_deadline_is_an_error_and_no_hang() {
     client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
 }
 
+/// Found by the simulation: calls on one file wait for each other, and each had a deadline of its own
+/// for every part of it. A close waited two minutes.
+#[tokio::test(start_paused = true)]
+async fn calls_that_wait_for_each_other_end_in_time_all_of_them() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|c| c.io_deadline = Some(Duration::from_secs(5))).await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    client.write(opened.handle, 200_000, pattern(2, 200_000), false).await.unwrap();
+    cluster.rule(|call| matches!(call, Call::Data(..)).then_some(Fault::Unreachable));
+    let started = Instant::now();
+    let (handle, inode) = (opened.handle, opened.attributes.inode);
+    let times = milpa_types::AttributeChanges { mode: Some(0o600), ..Default::default() };
+    let (synced, flushed, changed, again) = tokio::join!(
+        client.fsync(handle, false),
+        client.flush(handle),
+        client.setattr(inode, times),
+        client.fsync(handle, false),
+    );
+    assert!(synced.is_err() && flushed.is_err() && changed.is_err() && again.is_err());
+    assert!(started.elapsed() <= Duration::from_secs(6), "{:?}", started.elapsed());
+    cluster.heal();
+    let _told_of_what_failed_for_setattr = client.fsync(handle, false).await;
+    client.fsync(handle, false).await.unwrap();
+    let content = [pattern(1, 200_000), pattern(2, 200_000)].concat();
+    assert!(read(&cluster.client().await, "/f").await == content, "nothing was given up");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sealed_extent_is_left_and_the_rest_goes_elsewhere() {
     let cluster = Cluster::new();

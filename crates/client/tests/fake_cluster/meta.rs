@@ -204,13 +204,14 @@ impl MetaNodes {
             MetaWrite::SetAttributes { inode, changes } => {
                 count("setattr");
                 let it = self.inode(*inode)?;
+                let before = it.attributes.content_version;
                 if let Some(size) = changes.size {
                     it.resize(size);
                 }
                 let attributes = &mut it.attributes;
                 attributes.mode = changes.mode.unwrap_or(attributes.mode);
                 attributes.modified = changes.modified.unwrap_or(attributes.modified);
-                Ok(MetaAnswer::Attributes(*attributes))
+                Ok(MetaAnswer::Changed { attributes: *attributes, before })
             }
             MetaWrite::Publish(publish) => {
                 count("publish");
@@ -368,9 +369,10 @@ impl Inode {
         }
         attributes.size = attributes.size.max(publish.size);
         attributes.allocated = self.segments.iter().map(|s| s.length).sum();
+        let before = attributes.content_version;
         attributes.content_version += 1;
         attributes.modified = publish.modified;
-        Ok(MetaAnswer::Attributes(*attributes))
+        Ok(MetaAnswer::Changed { attributes: *attributes, before })
     }
 
     /// Whole keys only: that is what these tests flush.

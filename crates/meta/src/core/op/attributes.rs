@@ -18,6 +18,7 @@ impl Partition {
         now: Timestamp,
     ) -> MetaReply {
         let mut inode = self.writable(id, session)?;
+        let before = inode.content_version;
         if let Some(size) = changes.size {
             match inode.kind {
                 FileKind::File if size > SIZE_MAX => return Err(MetaError::TooLarge),
@@ -36,7 +37,7 @@ impl Partition {
         inode.modified = changes.modified.unwrap_or(inode.modified);
         inode.changed = now;
         self.tables.inodes.insert(&id, &inode);
-        Ok(MetaAnswer::Attributes(inode.attributes(id)))
+        Ok(MetaAnswer::Changed { attributes: inode.attributes(id), before })
     }
 
     /// Truncates or extends. The truncation generation rises in any case: a publish that was on

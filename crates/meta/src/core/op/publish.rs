@@ -40,7 +40,7 @@ impl Partition {
         if !publish.may_replace && self.replaces(id, &inode, &publish.segments) {
             return Err(MetaError::ReplacesBytes);
         }
-        let old_size = inode.size;
+        let (old_size, before) = (inode.size, inode.content_version);
         let mut is_changed = !publish.overwritten.is_empty();
         if let Some(content) = &publish.inline {
             is_changed |= self.publish_inline(id, &mut inode, content);
@@ -56,7 +56,7 @@ impl Partition {
         is_changed |= inode.size != old_size;
         note_write(&mut inode, publish, is_changed, now);
         self.tables.inodes.insert(&id, &inode);
-        Ok(MetaAnswer::Attributes(inode.attributes(id)))
+        Ok(MetaAnswer::Changed { attributes: inode.attributes(id), before })
     }
 
     /// Marks bytes that are on all disks by now.

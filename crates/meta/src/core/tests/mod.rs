@@ -137,7 +137,9 @@ impl Solo {
 
     fn stat(&self, inode: InodeId) -> Result<Attributes, MetaError> {
         match self.partition.read(None, &MetaRead::GetAttributes { inode })? {
-            MetaAnswer::Attributes(attributes) => Ok(attributes),
+            MetaAnswer::Attributes(attributes) | MetaAnswer::Changed { attributes, .. } => {
+                Ok(attributes)
+            }
             other => panic!("not attributes: {other:?}"),
         }
     }
