@@ -158,7 +158,7 @@ impl Content {
         (self.segments, self.inline) = (segments, inline);
         self.stale = false;
         self.attributes = attributes;
-        self.size = attributes.size.max(self.untold.end).max(self.telling_end);
+        self.size = attributes.size.max(self.written_end());
         self.find_unflushed();
         Ok(())
     }
@@ -182,6 +182,11 @@ impl Content {
 
     pub(crate) fn size(&self) -> u64 {
         self.size
+    }
+
+    /// Where what was written here and is not published ends.
+    pub(crate) fn written_end(&self) -> u64 {
+        self.untold.end.max(self.telling_end)
     }
 
     /// Bytes that are only here.

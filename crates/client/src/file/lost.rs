@@ -68,11 +68,11 @@ impl Inner {
         gone
     }
 
-    /// Where the file ends without what is lost of it at its end.
+    /// Where the file ends without what is lost of it at its end: not before what was written here since.
     pub(super) async fn end_without_lost(&self, file: &FileState, gone: &Gone) -> u64 {
-        let (mut end, unflushed) = {
+        let (mut end, written, unflushed) = {
             let content = &file.shared().content;
-            (content.size(), content.unflushed_segments())
+            (content.size(), content.written_end(), content.unflushed_segments())
         };
         for segment in unflushed.iter().rev() {
             if segment.end() != end {
@@ -91,7 +91,7 @@ impl Inner {
                 break;
             }
         }
-        end
+        end.max(written)
     }
 }
 

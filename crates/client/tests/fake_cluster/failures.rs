@@ -459,6 +459,21 @@ async fn a_file_ends_where_power_took_bytes_that_were_never_synced() {
     assert!(read(&other, "/log").await == [pattern(1, 300_000), pattern(3, 1_000)].concat());
 }
 
+/// Found by the simulation (seed 340): a file that was lost as a whole had no end, and what had been
+/// written since could not be read.
+#[tokio::test(start_paused = true)]
+async fn what_is_written_over_lost_bytes_can_be_read() {
+    let cluster = Cluster::new();
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    write(&client, "/f", &pattern(1, 300_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    cluster.lock().data.cut_power();
+    let handle = other.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    other.write(handle, 100_000, pattern(2, 5_000), false).await.unwrap();
+    let there: Vec<u8> = other.read(handle, 0, 1 << 20).await.unwrap().concat();
+    assert!(there == [vec![0; 100_000], pattern(2, 5_000).to_vec()].concat(), "{}", there.len());
+}
+
 /// Found by the simulation (seed 195): a writer that had opened the file before another one's bytes were
 /// there put its own over them, unsynced, and power took these: the synced ones were gone as well.
 #[tokio::test(start_paused = true)]
