@@ -24,8 +24,9 @@ const ROUNDS_KEPT: usize = 4;
 const CUTS_FEW: u64 = 3;
 /// Who has to lose something does so in fewer cuts.
 const CUTS_UNTIL_LOST: u64 = 6;
-/// The checker starts when the cluster is back: what it cannot read by then is damaged.
-const CHECKER_DEADLINE: &str = "io-deadline=10";
+/// How long the checker waits for what it reads; not long where something has to be lost.
+const CHECKER_DEADLINE: &str = "io-deadline=60";
+const CHECKER_DEADLINE_SHORT: &str = "io-deadline=10";
 /// For the cluster to come back by itself.
 const RETURN_WAIT: Duration = Duration::from_secs(60);
 
@@ -92,6 +93,7 @@ struct Past {
 #[derive(Debug, Default)]
 struct Course {
     volume: &'static str,
+    checker_deadline: &'static str,
     seed: u64,
     operations: usize,
     failed: usize,
@@ -199,7 +201,7 @@ impl Course {
 
     /// Through a mount that has cached nothing.
     fn check(&mut self, bed: &mut Testbed) -> Outcome {
-        let fresh = bed.mount_with(self.volume, &["-o", CHECKER_DEADLINE])?;
+        let fresh = bed.mount_with(self.volume, &["-o", self.checker_deadline])?;
         for past in &self.past {
             for (number, plan) in &past.plans {
                 if !self.problems.is_empty() {
@@ -236,26 +238,22 @@ fn are_all_active(bed: &Testbed) -> bool {
 }
 
 /// Cuts until something is lost, but at least so often; at most `cuts`.
-fn run(
-    bed: &mut Testbed,
-    volume: &'static str,
-    seed: u64,
-    (least, cuts): (u64, u64),
-) -> (Course, Outcome) {
-    let mut course = Course { volume, seed, ..Course::default() };
+fn run(bed: &mut Testbed, course: &mut Course, (least, cuts): (u64, u64)) -> Outcome {
     for round in 0..cuts {
-        let done = course.round(bed, round);
-        if done.is_err() || (!course.problems.is_empty() && round + 1 >= least) {
-            return (course, done);
+        course.round(bed, round)?;
+        if !course.problems.is_empty() && round + 1 >= least {
+            break;
         }
     }
-    (course, Ok(()))
+    Ok(())
 }
 
 fn check_that_nothing_is_lost(seed: u64, cuts: u64) {
     println!("MILPA_POWER_SEED={seed}");
     let mut bed = Testbed::start_on_faulty_disks(seed).unwrap();
-    let (course, mut done) = run(&mut bed, "default", seed, (1, cuts));
+    let (volume, checker_deadline) = ("default", CHECKER_DEADLINE);
+    let mut course = Course { volume, checker_deadline, seed, ..Course::default() };
+    let mut done = run(&mut bed, &mut course, (1, cuts));
     if done.is_ok() {
         done = bed.wait_until("replicas equal", Duration::from_secs(120), |bed| {
             bed.milpa(&["partition", "compare"]).is_ok()
@@ -285,7 +283,9 @@ fn a_few_power_cuts_take_nothing() {
 /// cluster has to come back, and the loads to go on, here as well.
 fn check_that_something_is_lost(mut bed: Testbed, volume: &'static str, seed: u64, least: u64) {
     println!("MILPA_POWER_SEED={seed}");
-    let (course, done) = run(&mut bed, volume, seed, (least, CUTS_UNTIL_LOST));
+    let checker_deadline = CHECKER_DEADLINE_SHORT;
+    let mut course = Course { volume, checker_deadline, seed, ..Course::default() };
+    let done = run(&mut bed, &mut course, (least, CUTS_UNTIL_LOST));
     if done.is_err() || course.problems.is_empty() {
         let kept = bed.keep_disks();
         panic!("nothing that was acknowledged was lost: {done:?} {:#?} {kept:?}", course.problems);
@@ -295,6 +295,7 @@ fn check_that_something_is_lost(mut bed: Testbed, volume: &'static str, seed: u6
 
 /// What is not on disks when fsync returns is lost, and noticed. Loads that were told so go on.
 #[test]
+#[ignore = "make power-must-lose"]
 fn must_lose_with_durability_memory() {
     let seed = seed();
     let bed = Testbed::start_on_faulty_disks(seed).unwrap();
