@@ -90,6 +90,17 @@ impl MetaClient {
         inode: InodeId,
         write: MetaWrite,
     ) -> Result<MetaAnswer, FsError> {
+        self.write_under(None, inode, write).await
+    }
+
+    /// The same, but under the session of this `generation` only: when its lease has run out, what it
+    /// appended to data nodes belongs to nobody and may be deleted at any time.
+    pub(crate) async fn write_under(
+        &self,
+        generation: Option<u64>,
+        inode: InodeId,
+        write: MetaWrite,
+    ) -> Result<MetaAnswer, FsError> {
         let slot = inode.slot();
         let mut retry = Retry::new(&self.core, operation_of_write(&write));
         let partition = self.partition(slot, &mut retry).await?;
@@ -106,6 +117,9 @@ impl MetaClient {
             if !self.sessions.opening(partition).0 {
                 // Another request found the session expired in between.
                 continue;
+            }
+            if generation.is_some_and(|generation| generation != ticket.generation) {
+                return Err(FsError::Stale("our session expired before the bytes were published"));
             }
             let request = write_request(partition, &ticket, write.clone());
             match self.exchange(slot, &request, &mut retry).await {

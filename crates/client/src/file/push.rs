@@ -232,9 +232,10 @@ impl Inner {
         file: &Arc<FileState>,
         publish: &mut Publish,
     ) -> Result<(milpa_types::Attributes, u64), FsError> {
+        let generation = Some(file.shared().generation);
         for _ in 0..REDOS_MAX {
             let write = MetaWrite::Publish(publish.clone());
-            match self.meta.write(file.inode, write).await {
+            match self.meta.write_under(generation, file.inode, write).await {
                 Ok(MetaAnswer::Changed { attributes, before }) => return Ok((attributes, before)),
                 Ok(_) => return Err(FsError::Broken("publish")),
                 // Somebody else truncated: our bytes come after that.

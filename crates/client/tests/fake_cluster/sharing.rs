@@ -1,9 +1,10 @@
 //! Two clients on one file: close-to-open, truncation under one another, expired leases.
 
 use milpa_client::{FsError, OpenFlags};
-use milpa_types::{AttributeChanges, InodeId};
+use milpa_types::{AttributeChanges, InodeId, MetaError};
+use milpa_wire::meta::{MetaRequest, MetaWrite};
 
-use crate::cluster::{Cluster, OWNER, create, name, pattern, read, write};
+use crate::cluster::{Call, Cluster, Fault, OWNER, create, name, pattern, read, write};
 
 #[tokio::test(start_paused = true)]
 async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
@@ -115,4 +116,21 @@ async fn an_expired_lease_makes_open_files_stale_and_nothing_else() {
     client.release(opened.handle).await.unwrap();
     write(&client, "/f", &pattern(2, 1000)).await;
     assert!(read(&client, "/f").await == pattern(2, 1000), "a new open writes again");
+}
+
+/// Found by the simulation (seeds 17, 197): the lease ran out between the append and the publish, which was
+/// sent again under the new session and taken. The data nodes had asked meanwhile whose the bytes were, and
+/// had deleted them: a file without its bytes.
+#[tokio::test(start_paused = true)]
+async fn what_an_expired_session_appended_is_not_published_by_the_next() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    cluster.once(Fault::Meta(MetaError::UnknownSession), |call| {
+        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Publish(_), .. }))
+    });
+    let error = client.fsync(opened.handle, false).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    assert_eq!(read(&cluster.client().await, "/f").await, [0u8; 0], "nothing refers to them");
 }
