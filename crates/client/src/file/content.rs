@@ -469,8 +469,7 @@ impl Content {
     }
 
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
-    /// push of all has succeeded.
-    /// `may_replace` says that everything was flushed by all members before.
+    /// push of all has succeeded. `may_replace` says that everything was flushed by all members before.
     pub(crate) fn begin_publish(
         &mut self,
         inline_bytes_max: u64,
