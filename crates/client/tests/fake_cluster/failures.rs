@@ -107,6 +107,28 @@ async fn calls_that_wait_for_each_other_end_in_time_all_of_them() {
     assert!(read(&cluster.client().await, "/f").await == content, "nothing was given up");
 }
 
+/// Those that work in the background and stand before a call in the line each have their own time.
+#[tokio::test(start_paused = true)]
+async fn a_call_waits_no_longer_for_its_turn_than_for_a_server() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|c| c.io_deadline = Some(Duration::from_secs(5))).await;
+    let handle = create(&client, "f").await.handle;
+    client.write(handle, 0, pattern(1, 200_000), false).await.unwrap();
+    cluster.rule(|call| matches!(call, Call::Data(..)).then_some(Fault::Unreachable));
+    let late = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        // So much is sent in the background.
+        client.write(handle, 200_000, pattern(2, 600_000), false).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let started = Instant::now();
+        let synced = client.fsync(handle, false).await;
+        (synced, started.elapsed())
+    };
+    let (first, (second, took)) = tokio::join!(client.fsync(handle, false), late);
+    assert!(first.is_err() && second.is_err());
+    assert!(took <= Duration::from_millis(5_500), "{took:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_sealed_extent_is_left_and_the_rest_goes_elsewhere() {
     let cluster = Cluster::new();
