@@ -25,7 +25,9 @@ async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
     assert!(open(&one).await, "changed by ourselves");
     assert!(read(&other, "/f").await == pattern(2, 5000));
     // Its own change of the mode comes back with somebody else's version, one above the known one.
-    write(&one, "/f", &pattern(3, 5000)).await;
+    let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    one.write(handle, 0, pattern(3, 5000), false).await.unwrap();
+    one.flush(handle).await.unwrap();
     let mode = AttributeChanges { mode: Some(0o600), ..AttributeChanges::default() };
     other.setattr(inode, mode).await.unwrap();
     assert!(!open(&other).await, "changed by somebody else, and then by ourselves");
