@@ -70,9 +70,10 @@ impl Load {
     ) -> Outcome {
         let started = Instant::now();
         let mut writers = Vec::new();
+        let here = self.mount.path.join(self.turn.to_string());
         for number in 0..WRITERS {
-            let directory = self.mount.path.join(format!("{}-{number}", self.turn));
-            std::fs::create_dir(&directory).map_err(|e| e.to_string())?;
+            let directory = here.join(number.to_string());
+            std::fs::create_dir_all(&directory).map_err(|e| e.to_string())?;
             writers.push(Writer::start(&writer_program()?, &directory)?);
         }
         self.turn += 1;
@@ -86,7 +87,8 @@ impl Load {
         failed?;
         let rate = files as f64 / started.elapsed().as_secs_f64();
         println!("{label:<34}{kills:>8}{rate:>12.0}{:>14.2} s", longest.as_secs_f64());
-        Ok(())
+        // The next ones need the room.
+        std::fs::remove_dir_all(&here).map_err(|e| format!("{}: {e}", here.display()))
     }
 }
 

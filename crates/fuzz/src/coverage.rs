@@ -1,4 +1,4 @@
-//! Which code an input reached, where the build was instrumented (see `scripts/fuzz`): the compiler puts
+//! Which code an input reached, where the build was instrumented (see `scripts/fuzz-rustc`): the compiler puts
 //! a counter on every edge and gives them to us at the start. In other builds there are none, and
 //! inputs are mutated without guidance.
 

@@ -21,7 +21,7 @@ mod memory;
 mod mutate;
 mod targets;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -37,26 +37,31 @@ static ALLOCATOR: memory::Counting = memory::Counting;
 /// Calls of one target before the next one has its turn.
 const TURN: Duration = Duration::from_millis(200);
 
-/// Hostile bytes for every decoder.
+const EXAMPLES: &str = "Examples:
+  milpa-fuzz --list
+  milpa-fuzz --family disk --seconds 600
+  milpa-fuzz --target wal --replay fuzz-wal-0123abcd";
+
+/// Hostile bytes for every decoder
 #[derive(Debug, Parser)]
-#[command(name = "milpa-fuzz")]
+#[command(name = "milpa-fuzz", after_help = EXAMPLES)]
 struct Arguments {
-    /// Print all targets with their families.
+    /// Print all targets with their families
     #[arg(long)]
     list: bool,
-    /// Only this target.
+    /// Only this target
     #[arg(long)]
     target: Option<String>,
-    /// Only this family.
+    /// Only this family
     #[arg(long)]
     family: Option<Family>,
-    /// How long each family is fuzzed.
+    /// How long each family is fuzzed
     #[arg(long, default_value_t = 10)]
     seconds: u64,
-    /// Another seed, other mutations.
+    /// Another seed, other mutations
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Decode this file only: what a finding left.
+    /// Decode this file only: what a finding left
     #[arg(long, requires = "target")]
     replay: Option<PathBuf>,
 }
@@ -70,7 +75,7 @@ fn main() -> ExitCode {
     });
     targets.sort_by_key(|target| target.family);
     if targets.is_empty() {
-        eprintln!("no such target; --list prints all");
+        eprintln!("error: no such target; `milpa-fuzz --list` prints all");
         return ExitCode::from(2);
     }
     if arguments.list {
@@ -90,14 +95,17 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(findings > 0))
 }
 
-fn replay(targets: &[Target], path: &PathBuf) -> ExitCode {
+fn replay(targets: &[Target], path: &Path) -> ExitCode {
     let read = std::fs::read(path).map_err(|error| format!("cannot read {path:?}: {error}"));
     let checked = read.and_then(|input| match targets {
         [target] => Fuzzer::new(target.decoder, 0).check(&input),
         _ => Err("name one target".to_owned()),
     });
     match checked {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(()) => {
+            println!("no promise is broken");
+            ExitCode::SUCCESS
+        }
         Err(problem) => {
             eprintln!("{problem}");
             ExitCode::FAILURE
@@ -122,11 +130,11 @@ fn fuzz(family: &[Target], arguments: &Arguments, coverage: &mut Coverage) -> u6
             }
         }
     }
+    let name = family.first().map(|target| format!("{:?}", target.family)).unwrap_or_default();
     let (mut executions, mut findings) = (0, 0);
     for (target, fuzzer) in family.iter().zip(&fuzzers) {
         println!(
-            "{:?}/{}: {} executions, {} decoded, {} inputs kept, {} KiB of memory at most, {} findings",
-            target.family,
+            "{name}/{}: {} executions, {} decoded, {} inputs kept, {} KiB of memory at most, {} findings",
             target.decoder.name,
             fuzzer.executions,
             fuzzer.decoded,
@@ -138,8 +146,7 @@ fn fuzz(family: &[Target], arguments: &Arguments, coverage: &mut Coverage) -> u6
         findings += fuzzer.findings;
     }
     println!(
-        "{:?}: {} s, {executions} executions, {} edges reached so far, {findings} findings",
-        family.first().map(|target| target.family),
+        "{name}: {} s, {executions} executions, {} edges reached so far, {findings} findings",
         begun.elapsed().as_secs(),
         coverage.reached(),
     );

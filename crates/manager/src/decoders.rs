@@ -159,10 +159,12 @@ mod tests {
 
     #[test]
     fn golden_files_are_read_and_written_as_ever() {
-        let golden = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
-        for name in ["manager-command", "manager-state"] {
-            let decoder = all().into_iter().find(|decoder| decoder.name == name).unwrap();
-            milpa_wire::decoder::check_golden(&decoder, &golden).unwrap();
-        }
+        let golden =
+            |decoder: &&Decoder| ["manager-command", "manager-state"].contains(&decoder.name);
+        milpa_wire::decoder::check_all_golden(
+            env!("CARGO_MANIFEST_DIR"),
+            all().iter().filter(golden),
+        )
+        .unwrap();
     }
 }

@@ -54,7 +54,7 @@ pub fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
 ///
 /// What differs, and what to do about it.
 #[allow(clippy::disallowed_methods)]
-pub fn check_golden(decoder: &Decoder, directory: &std::path::Path) -> Result<(), String> {
+fn check_golden(decoder: &Decoder, directory: &std::path::Path) -> Result<(), String> {
     let path = directory.join(decoder.name);
     let shown = path.display();
     let written = (decoder.sample)(0);
@@ -79,6 +79,19 @@ pub fn check_golden(decoder: &Decoder, directory: &std::path::Path) -> Result<()
         }
         Some(_) => Ok(()),
     }
+}
+
+/// Compares decoders with their golden files in the directory `golden` of the crate whose manifest is there.
+///
+/// # Errors
+///
+/// The first that differs.
+pub fn check_all_golden<'a>(
+    manifest_directory: &str,
+    decoders: impl IntoIterator<Item = &'a Decoder>,
+) -> Result<(), String> {
+    let directory = std::path::Path::new(manifest_directory).join("golden");
+    decoders.into_iter().try_for_each(|decoder| check_golden(decoder, &directory))
 }
 
 /// The frame, and every message that travels in one.
