@@ -14,12 +14,15 @@ use crate::handle::HandleId;
 use crate::inner::Inner;
 
 impl Inner {
-    /// close(2): everything sent and published, no disk flushed.
+    /// close(2): everything sent and published, no disk flushed. A reader's close says nothing of what
+    /// writers lost: nobody looks at its result, and somebody else has to hear of it.
     pub(crate) async fn flush(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.handle(handle)?;
-        let must = handle.flags.write && handle.file.shared().content.is_dirty();
+        if !handle.flags.write {
+            return Ok(());
+        }
         let mut settled = Ok(());
-        if must {
+        if handle.file.shared().content.is_dirty() {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             settled = detach(&self.core.runtime, async move {
                 let mut io = inner.turn(&file).await?;
