@@ -9,9 +9,6 @@ use crate::machine::JobTimes;
 use crate::network::LinkFaults;
 use crate::random::Random;
 
-/// Faults that are left out unless a run is strict: seed 135 still shows rot that the scrub does not
-/// repair in time.
-const OPEN_FAULTS: [&str; 1] = ["rot"];
 /// Checks whose findings are shown and fail only a strict run: docs/reliability.md says why.
 pub(crate) const OPEN_CHECKS: [&str; 1] = ["stalls end with overlaps"];
 
@@ -28,8 +25,7 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
-    /// Also what is known to be broken: faults in `OPEN_FAULTS`, checks in `OPEN_CHECKS`, and
-    /// several clients that write one file.
+    /// Also the checks in `OPEN_CHECKS`.
     pub is_strict: bool,
 }
 
@@ -150,8 +146,7 @@ impl Options {
             options.weights = Weights::default();
             options.drift_ppm = 0;
         }
-        let open = OPEN_FAULTS.iter().filter(|_| !settings.is_strict).copied();
-        for name in settings.without.iter().map(String::as_str).chain(open) {
+        for name in &settings.without {
             options.leave_out(name);
         }
         options

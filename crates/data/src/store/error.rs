@@ -121,7 +121,7 @@ pub enum OpenError {
         /// Who asked.
         expected: milpa_types::PartitionId,
     },
-    /// The directory holds extents but its label is missing, damaged or of a newer format.
+    /// The directory holds extents but its label is missing or of another format.
     #[error("{path} is not a partition of a format that this version reads: {reason}")]
     BadLabel {
         /// The directory.

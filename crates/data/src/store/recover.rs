@@ -131,7 +131,7 @@ fn extent_of(name: &str) -> Option<ExtentId> {
     (format!("{id:016x}") == digits).then_some(ExtentId(id))
 }
 
-/// Refuses a directory of another partition; labels an empty one.
+/// Refuses a directory of another partition; labels an empty one, and one whose label is damaged.
 fn check_label(
     disk: &StoreDisk,
     directory: &Path,
@@ -150,7 +150,16 @@ fn check_label(
     let mut bytes = [0; LABEL_BYTES];
     let file = disk.files().open(&path).map_err(failed)?;
     file.read_at(&mut bytes, 0).map_err(failed)?;
-    let found = decode_label(&bytes).map_err(bad)?;
+    let found = match decode_label(&bytes) {
+        Ok(found) => found,
+        Err(BadLabel::Version) => return Err(bad("it is of another version")),
+        // Whoever asks knows whose directory this is, and each extent's header says so too: what
+        // one rotten bit took can be written again.
+        Err(BadLabel::Damaged) => {
+            tracing::warn!(%partition, "the label of a partition was damaged; it is written anew");
+            return write_label(disk, directory, partition).map_err(failed);
+        }
+    };
     if found != partition {
         let path = directory.to_owned();
         return Err(OpenError::WrongPartition { path, found, expected: partition });
@@ -158,13 +167,22 @@ fn check_label(
     Ok(())
 }
 
+/// What is wrong with a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum BadLabel {
+    /// Its checksum does not match: in all versions it covers the first 16 bytes.
+    Damaged,
+    /// Somebody else wrote it.
+    Version,
+}
+
 /// Whose directory a label says it is in, or what is wrong with it.
-pub(super) fn decode_label(bytes: &[u8; LABEL_BYTES]) -> Result<PartitionId, &'static str> {
-    if bytes[..8] != LABEL_MAGIC {
-        return Err("its label is damaged, or of another version");
-    }
+pub(super) fn decode_label(bytes: &[u8; LABEL_BYTES]) -> Result<PartitionId, BadLabel> {
     if u32_at(bytes, 16) != crc32c(&bytes[..16]) {
-        return Err("its label is damaged");
+        return Err(BadLabel::Damaged);
+    }
+    if bytes[..8] != LABEL_MAGIC {
+        return Err(BadLabel::Version);
     }
     Ok(PartitionId(u64_at(bytes, 8)))
 }
