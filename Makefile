@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak fuzz crash power power-must-lose bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak bug-bank fuzz hostile crash power power-must-lose bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -51,8 +51,14 @@ sim: packages ## the whole cluster simulated under faults: some minutes of seeds
 sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ended (target/sim-tally.json)
 	$(SIM) --tally target/sim-tally.json --hours $${HOURS:-1} --jobs 2 --keep-going
 
+bug-bank: packages ## known bugs, put back one at a time: the simulation must find each (SEEDS=500)
+	CARGO="$(CARGO)" scripts/bug-bank
+
 fuzz: packages ## hostile bytes for every decoder, ten minutes for each family (FUZZ_SECONDS)
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/scripts/fuzz-rustc $(CARGO) run --quiet -p milpa-fuzz -- --seconds $${FUZZ_SECONDS:-600}
+
+hostile: build ## hostile bytes to every port of a live cluster, for ten minutes (MILPA_HOSTILE_SECONDS)
+	MILPA_HOSTILE_SECONDS=$${MILPA_HOSTILE_SECONDS:-600} $(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture hostile
 
 e2e: build ## tests on real mounts with real processes
 	@scripts/packages strace iproute2
