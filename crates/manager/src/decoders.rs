@@ -155,7 +155,16 @@ fn body_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use milpa_wire::decoder::{check_golden_variants, one_of_each, variant_name};
+
     use super::*;
+
+    #[test]
+    fn every_command_is_read_and_written_as_ever() {
+        let kind = |Command::V1(command): &Command| variant_name(command);
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/manager-commands");
+        check_golden_variants(path.as_ref(), &one_of_each(500, kind)).unwrap();
+    }
 
     #[test]
     fn golden_files_are_read_and_written_as_ever() {

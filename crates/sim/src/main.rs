@@ -3,7 +3,7 @@
 // A program around the simulation, with real threads, files and clocks.
 #![allow(clippy::disallowed_methods)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
@@ -65,8 +65,11 @@ fn parse_range(text: &str) -> Result<(u64, u64), String> {
 /// What all seeds together met.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Tally {
-    /// The first seed that has not been run.
+    /// All seeds below have been run.
     next_seed: u64,
+    /// Seeds above that have been run too: several run at once, and a run may be cut off.
+    #[serde(default)]
+    ahead: BTreeSet<u64>,
     seeds: u64,
     failed: Vec<u64>,
     simulated_ms: u64,
@@ -82,7 +85,10 @@ struct Tally {
 
 impl Tally {
     fn add(&mut self, outcome: &Outcome) {
-        self.next_seed = self.next_seed.max(outcome.seed + 1);
+        self.ahead.insert(outcome.seed);
+        while self.ahead.remove(&self.next_seed) {
+            self.next_seed += 1;
+        }
         self.seeds += 1;
         if !outcome.is_good() {
             self.failed.push(outcome.seed);
@@ -149,7 +155,7 @@ fn main() -> ExitCode {
         (None, None) if arguments.hours.is_some() => (tally.next_seed, u64::MAX),
         (None, None) => (0, 20),
     };
-    let next = AtomicU64::new(first);
+    let (next, done) = (AtomicU64::new(first), tally.ahead.clone());
     let is_stopped = AtomicU64::new(0);
     let shared = Mutex::new(&mut tally);
     let limit = arguments.hours.map(|hours| Duration::from_secs_f64(hours * 3600.0));
@@ -164,6 +170,9 @@ fn main() -> ExitCode {
                     let seed = next.fetch_add(1, Ordering::Relaxed);
                     if seed >= end {
                         return;
+                    }
+                    if done.contains(&seed) {
+                        continue;
                     }
                     let outcome = run_one(seed, &arguments);
                     if !outcome.is_good() && !arguments.keep_going {

@@ -277,8 +277,11 @@ impl Nemesis {
                 Some(Fault::FullDisk(place))
             }
             "rot" => {
-                // One server's copies only: the others stay good.
-                let place = *self.victims.data.first()?;
+                // One server's copies only, of each role that has copies: the others stay good.
+                let place = match self.random.chance(3, 4) {
+                    true => *self.victims.data.first()?,
+                    false => *self.victims.meta.first()?,
+                };
                 Some(Fault::Rot(place))
             }
             "client-kill" => {

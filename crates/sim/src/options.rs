@@ -58,7 +58,7 @@ pub(crate) struct Weights {
     pub disk_error: u64,
     /// A data server's disk is full for a while (F8).
     pub full_disk: u64,
-    /// A bit of a data server's disk flips (F5).
+    /// A bit of a server's disk flips, in the only data or meta server whose disk rots (F5).
     pub rot: u64,
     /// A client dies (F19).
     pub client_kill: u64,
@@ -142,6 +142,10 @@ impl Options {
             weights: Weights::default(),
         };
         options.weights = Weights::draw(&mut random);
+        if options.weights.rot > 0 {
+            // A meta replica that cannot be read is made anew on another node only.
+            options.meta_nodes += 1;
+        }
         if calm {
             options.weights = Weights::default();
             options.drift_ppm = 0;

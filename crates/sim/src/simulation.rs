@@ -8,6 +8,8 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
@@ -28,6 +30,8 @@ use crate::workload::{self, Budget, Plan};
 /// Simulated milliseconds of a tick, while clients work and while everybody waits.
 const TICK_MS: u64 = 1;
 const WAITING_TICK_MS: u64 = 10;
+/// Directories of meta and data nodes below which everything is a replica's.
+const REPLICAS: [&str; 3] = ["partitions", "states", "raft"];
 /// Capacity of each disk.
 const DISK_BYTES: u64 = 1 << 30;
 /// Simulated time that each phase may take, in milliseconds.
@@ -45,6 +49,13 @@ struct Placed {
     machine: Machine,
     /// A client's number over all lives of all clients.
     client: u32,
+}
+
+/// Whether a file holds a part of a replica: extents, logs, snapshots. (What says which node this is
+/// has no copy elsewhere; a node that cannot read it refuses to start.)
+fn is_replica(path: &Path) -> bool {
+    let is_part = |name: &OsStr| REPLICAS.iter().any(|part| name == *part);
+    path.components().any(|component| is_part(component.as_os_str()))
 }
 
 /// The cluster and all around it.
@@ -472,9 +483,7 @@ impl Simulation {
 
     fn rot(&mut self, place: usize) {
         let Some(placed) = self.machines.get(place) else { return };
-        let is_extent =
-            |path: &std::path::Path| path.components().any(|part| part.as_os_str() == "partitions");
-        let hit = placed.machine.disk().rot(is_extent);
+        let hit = placed.machine.disk().rot(is_replica);
         trace::note(&format!("a bit flips: {hit:?}"));
     }
 

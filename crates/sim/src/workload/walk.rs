@@ -145,7 +145,8 @@ async fn size_problem(
     bytes: u64,
 ) -> Result<Option<String>, FsError> {
     let (inode, size) = (attributes.inode, attributes.size);
-    if size == bytes {
+    // Another name of the file may have been looked at since the listing, and the file cut.
+    if size == bytes || client.getattr(inode).await?.size == bytes {
         return Ok(None);
     }
     let handle = client.open(inode, OpenFlags::read_only()).await?.handle;

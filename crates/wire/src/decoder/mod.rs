@@ -6,10 +6,18 @@
 
 mod generate;
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use generate::{Random, generate};
+
+/// Seeds among which [`one_of_each`] looks.
+const SEEDS_LOOKED_AT: u64 = 20_000;
+const ADVICE: &str = "Disks in use hold the golden bytes. If the format was changed on \
+    purpose: raise its version, keep reading the old one, leave this golden file as it is, and \
+    add one of a new name (MILPA_GOLDEN=write); docs/format.md tells both.";
 
 /// One decoder.
 #[derive(Clone, Copy)]
@@ -60,15 +68,12 @@ fn check_golden(decoder: &Decoder, directory: &std::path::Path) -> Result<(), St
     let written = (decoder.sample)(0);
     let golden = match std::fs::read(&path) {
         Ok(golden) => golden,
-        Err(_) if std::env::var_os("MILPA_GOLDEN").is_some_and(|v| v == "write") => {
+        Err(_) if golden_is_written() => {
             std::fs::write(&path, &written).map_err(|e| format!("cannot write {shown}: {e}"))?;
             written.clone()
         }
         Err(error) => return Err(format!("cannot read {shown}: {error}")),
     };
-    const ADVICE: &str = "Disks in use hold the golden bytes. If the format was changed on \
-        purpose: raise its version, keep reading the old one, leave this golden file as it is, and \
-        add one of a new name (MILPA_GOLDEN=write); docs/format.md tells both.";
     match (decoder.again)(&golden) {
         None => Err(format!("{shown} is refused. {ADVICE}")),
         Some(again) if again != golden => {
@@ -92,6 +97,97 @@ pub fn check_all_golden<'a>(
 ) -> Result<(), String> {
     let directory = std::path::Path::new(manifest_directory).join("golden");
     decoders.into_iter().try_for_each(|decoder| check_golden(decoder, &directory))
+}
+
+/// Compares every variant of a logged command with the golden file `<directory>/<name>`: text, a line for
+/// each, the variant's name and its bytes in hexadecimal. `values` are one of each; a line is held against
+/// the value of its name. A variant that has no line yet is an error; with `MILPA_GOLDEN=write` it is added.
+///
+/// # Errors
+///
+/// What differs, and what to do about it.
+#[allow(clippy::disallowed_methods)]
+pub fn check_golden_variants<T: Serialize + DeserializeOwned>(
+    path: &std::path::Path,
+    values: &BTreeMap<String, T>,
+) -> Result<(), String> {
+    let (shown, adds) = (path.display(), golden_is_written());
+    let text = match std::fs::read_to_string(path) {
+        Err(_) if adds => String::new(),
+        read => read.map_err(|error| format!("cannot read {shown}: {error}"))?,
+    };
+    let mut golden: BTreeMap<String, String> = text
+        .lines()
+        .filter_map(|line| Some(line.split_once(' ')?))
+        .map(|(name, bytes)| (name.to_owned(), bytes.to_owned()))
+        .collect();
+    for (name, value) in values {
+        let written = hex(&crate::encode(value));
+        let line = golden.entry(name.clone()).or_insert_with(|| match adds {
+            true => written.clone(),
+            false => String::new(),
+        });
+        match from_hex(line).and_then(|bytes| crate::decode::<T>(&bytes).ok()) {
+            _ if line.is_empty() => {
+                return Err(format!("{shown} has no line for {name}: add it (MILPA_GOLDEN=write)"));
+            }
+            None => return Err(format!("{name} of {shown} is refused. {ADVICE}")),
+            Some(read) if hex(&crate::encode(&read)) != *line => {
+                return Err(format!(
+                    "{name} of {shown} is read, and then written otherwise. {ADVICE}"
+                ));
+            }
+            Some(_) if written != *line => {
+                return Err(format!("{name} of {shown} is written otherwise. {ADVICE}"));
+            }
+            Some(_) => {}
+        }
+    }
+    if let Some((name, _)) = golden.iter().find(|(name, _)| !values.contains_key(*name)) {
+        return Err(format!("{name} of {shown} is not there any more. {ADVICE}"));
+    }
+    if adds {
+        let text: String = golden.iter().map(|(name, bytes)| format!("{name} {bytes}\n")).collect();
+        std::fs::write(path, text).map_err(|error| format!("cannot write {shown}: {error}"))?;
+    }
+    Ok(())
+}
+
+/// One of each kind, among the values of the first thousands of seeds: of those that take at most
+/// `bytes_max`, the longest, so that as many fields as possible are there.
+pub fn one_of_each<T: Serialize + DeserializeOwned>(
+    bytes_max: usize,
+    kind: impl Fn(&T) -> String,
+) -> BTreeMap<String, T> {
+    let mut chosen: BTreeMap<String, (usize, T)> = BTreeMap::new();
+    for seed in 1..SEEDS_LOOKED_AT {
+        let value = generate::<T>(seed);
+        let length = crate::encode(&value).len();
+        let name = kind(&value);
+        if length <= bytes_max && chosen.get(&name).is_none_or(|(known, _)| *known < length) {
+            chosen.insert(name, (length, value));
+        }
+    }
+    chosen.into_iter().map(|(name, (_, value))| (name, value)).collect()
+}
+
+/// The name of a variant: the first word of what Debug writes.
+pub fn variant_name(value: &impl std::fmt::Debug) -> String {
+    let text = format!("{value:?}");
+    text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes().chunks(2);
+    digits.map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok()).collect()
+}
+
+fn golden_is_written() -> bool {
+    std::env::var_os("MILPA_GOLDEN").is_some_and(|value| value == "write")
 }
 
 /// The frame, and every message that travels in one.

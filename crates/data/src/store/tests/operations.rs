@@ -2,8 +2,8 @@
 
 use milpa_types::{BLOCK_BYTES, DataError, EXTENT_BYTES_MAX};
 
-use super::super::memory_files::{Call, Fault};
 use super::super::files::StoreFiles;
+use super::super::memory_files::{Call, Fault};
 use super::super::recover;
 use super::*;
 
