@@ -20,6 +20,8 @@ use crate::view::Views;
 
 /// A node that did not answer is asked last for this long.
 const SUSPICION: Duration = Duration::from_secs(2);
+/// How fast a node was counts for this long: who was slow and is avoided gets another try then.
+const LATENCY_KEPT: Duration = Duration::from_secs(5);
 /// First and longest pause between tries.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
@@ -86,9 +88,34 @@ pub(crate) struct Health {
 #[derive(Clone, Copy, Default)]
 struct NodeHealth {
     suspect_since: Option<Instant>,
-    /// Smoothed latency of reads and its mean deviation in microseconds, as TCP does (RFC 6298).
-    latency_us: u64,
+    reads: Latency,
+    /// The quickest append of late in which the node took part, and when that was. An append is as slow
+    /// as the slowest member: one that was quick clears them all, and who is slow is never in one.
+    quickest_append: Option<(Duration, Instant)>,
+}
+
+/// Smoothed latency and its mean deviation in microseconds, as TCP does (RFC 6298).
+#[derive(Clone, Copy, Default)]
+struct Latency {
+    smoothed_us: u64,
     deviation_us: u64,
+    measured: Option<Instant>,
+}
+
+impl Latency {
+    fn measure(&mut self, took: Duration) {
+        let took = took.as_micros() as u64;
+        let difference = self.smoothed_us.abs_diff(took);
+        self.deviation_us = (self.deviation_us * 3 + difference) / 4;
+        self.smoothed_us = (self.smoothed_us * 7 + took) / 8;
+        self.measured = Some(Instant::now());
+    }
+
+    /// 0 when nothing was measured for a while.
+    fn usual(&self) -> Duration {
+        let is_fresh = self.measured.is_some_and(|at| at.elapsed() < LATENCY_KEPT);
+        Duration::from_micros(if is_fresh { self.smoothed_us } else { 0 })
+    }
 }
 
 impl Health {
@@ -125,23 +152,40 @@ impl Health {
 
     /// A read took this long.
     pub(crate) fn read_took(&self, node: NodeId, took: Duration) {
-        let took = took.as_micros() as u64;
-        let mut nodes = lock(&self.nodes);
-        let health = nodes.entry(node).or_default();
-        let difference = health.latency_us.abs_diff(took);
-        health.deviation_us = (health.deviation_us * 3 + difference) / 4;
-        health.latency_us = (health.latency_us * 7 + took) / 8;
+        lock(&self.nodes).entry(node).or_default().reads.measure(took);
     }
 
     /// How long a read from the node usually takes.
     pub(crate) fn read_latency(&self, node: NodeId) -> Duration {
-        Duration::from_micros(lock(&self.nodes).get(&node).map_or(0, |h| h.latency_us))
+        lock(&self.nodes).get(&node).map_or(Duration::ZERO, |health| health.reads.usual())
+    }
+
+    /// An append to these members took this long.
+    pub(crate) fn append_took(&self, members: &[NodeId], took: Duration) {
+        let (now, mut nodes) = (Instant::now(), lock(&self.nodes));
+        for member in members {
+            let quickest = &mut nodes.entry(*member).or_default().quickest_append;
+            let is_beaten = |(known, at): (Duration, Instant)| {
+                took <= known || now.saturating_duration_since(at) >= LATENCY_KEPT
+            };
+            if quickest.is_none_or(is_beaten) {
+                *quickest = Some((took, now));
+            }
+        }
+    }
+
+    /// How long an append to these members is likely to take; 0 if that is not known.
+    pub(crate) fn append_latency(&self, members: &[NodeId]) -> Duration {
+        let nodes = lock(&self.nodes);
+        let quickest = members.iter().filter_map(|member| nodes.get(member)?.quickest_append);
+        let fresh = quickest.filter(|(_, at)| at.elapsed() < LATENCY_KEPT);
+        fresh.map(|(took, _)| took).max().unwrap_or_default()
     }
 
     /// A read from the node that takes longer than this is slow: about its 95th percentile.
     pub(crate) fn read_is_slow_after(&self, node: NodeId) -> Duration {
-        let us = lock(&self.nodes).get(&node).map_or(0, |h| h.latency_us + 4 * h.deviation_us);
-        Duration::from_micros(us)
+        let of = |health: &NodeHealth| health.reads.smoothed_us + 4 * health.reads.deviation_us;
+        Duration::from_micros(lock(&self.nodes).get(&node).map_or(0, of))
     }
 }
 

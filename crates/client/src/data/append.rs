@@ -14,6 +14,7 @@ use milpa_types::{
     PartitionId, SessionId,
 };
 use milpa_wire::data::{Append, AppendTarget, DataAnswer, DataRequest};
+use tokio::time::Instant;
 
 use super::{DataClient, Trouble, checksums};
 use crate::core::Retry;
@@ -23,6 +24,8 @@ use crate::view::View;
 
 /// One packet is on the disks' caches of all members by then, or the primary is given up.
 const TRY_WAIT: Duration = Duration::from_secs(3);
+/// An extent is left when appends to it take so much longer than elsewhere, and four times as long.
+const LEAVE_WHEN_SLOWER_BY: Duration = Duration::from_millis(500);
 /// When all partitions say that they are full, others may have been added meanwhile. Not longer:
 /// a program should learn soon that the disk is full.
 pub(super) const FULL_AFTER: Duration = Duration::from_secs(1);
@@ -93,12 +96,14 @@ impl DataClient {
         while let Some(first) = queue.front() {
             let before = queue.len();
             let full = |e: &OpenExtent| e.end + first.len() > EXTENT_BYTES_MAX;
-            if open.as_ref().is_some_and(full)
+            let view = self.core.views.current();
+            if open
+                .as_ref()
+                .is_some_and(|extent| full(extent) || self.has_become_slow(&view, extent))
                 && let Some(extent) = open.take()
             {
                 self.close_extent(extent);
             }
-            let view = self.core.views.current();
             // Taken out while in use: an interrupted append must not be continued at a guess.
             let outcome = match open.take() {
                 Some(extent) => {
@@ -115,6 +120,17 @@ impl DataClient {
             }
         }
         Ok(())
+    }
+
+    /// Whether an extent is better left for another partition: each change costs one more extent in the
+    /// file's map, so only for much.
+    fn has_become_slow(&self, view: &View, extent: &OpenExtent) -> bool {
+        let members = |partition| view.data(partition).map(|found| found.members.as_slice());
+        let latency = |of: &[NodeId]| self.core.health.append_latency(of);
+        let Some(ours) = members(extent.partition).map(latency) else { return false };
+        let others = view.volume.data.iter().filter(|other| other.takes_extents);
+        let fastest = others.map(|other| latency(&other.members)).min().unwrap_or(ours);
+        ours > fastest * 4 + LEAVE_WHEN_SLOWER_BY
     }
 
     /// After a failure: pauses, and gives the extent to go on with, if any.
@@ -168,8 +184,12 @@ impl DataClient {
         let target =
             if small { AppendTarget::Small { token } } else { AppendTarget::New { token } };
         let request = append_request(partition.id, partition.epoch, purpose, packet, target);
+        let started = Instant::now();
         let call = self.call(view, partition.primary, &request, packet.data.clone(), TRY_WAIT);
-        let (extent, offset, length) = match call.await {
+        let answer = call.await;
+        // A failure too is a measurement: a disk that is slow enough runs into the deadline.
+        self.core.health.append_took(&partition.members, started.elapsed());
+        let (extent, offset, length) = match answer {
             Ok((DataAnswer::Appended { extent, offset, committed }, _))
                 if extent.is_small() == small
                     && offset.checked_add(packet.len()).is_some_and(|end| end <= committed) =>
@@ -215,10 +235,14 @@ impl DataClient {
                     append_request(extent.partition, extent.epoch, purpose, packet, target);
                 sent_end += packet.len();
                 let (payload, primary) = (packet.data.clone(), extent.primary);
-                let call =
-                    Box::pin(
-                        async move { self.call(view, primary, &request, payload, TRY_WAIT).await },
-                    );
+                let members = view.data(extent.partition).map(|partition| &*partition.members);
+                let call = Box::pin(async move {
+                    let started = Instant::now();
+                    let answer = self.call(view, primary, &request, payload, TRY_WAIT).await;
+                    let took = started.elapsed();
+                    self.core.health.append_took(members.unwrap_or_default(), took);
+                    answer
+                });
                 flights.push_back(Flight::launch(call as crate::transport::Boxed<'_, _>).await);
             }
             let Some(mut flight) = flights.pop_front() else { return Ok(Some(extent)) };

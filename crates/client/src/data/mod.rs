@@ -29,6 +29,8 @@ use crate::view::View;
 
 /// A partition that failed an append is chosen last for this long.
 const AVOIDANCE: Duration = Duration::from_secs(2);
+/// Latencies of appends that differ by less, or by a factor of two, say nothing about nodes.
+const SLOWER_BY: Duration = Duration::from_millis(20);
 /// Extents remembered as overwritten; beyond it all are forgotten, and the members tell again.
 const OVERWRITTEN_MAX: usize = 100_000;
 
@@ -120,7 +122,8 @@ impl DataClient {
     }
 
     /// A partition for new bytes: any that takes extents, at random among the best: with all members
-    /// well, else not failed lately, else whatever there is (CFS 2.3.1).
+    /// well, else not failed lately, else whatever there is (CFS 2.3.1); of these, none with a member that
+    /// has been much slower of late than others.
     fn choose<'v>(&self, view: &'v View) -> Option<&'v DataPartition> {
         let mut best: Vec<&DataPartition> = Vec::new();
         let mut best_rank = u8::MAX;
@@ -134,6 +137,11 @@ impl DataClient {
                 best.push(partition);
             }
         }
+        let latency = |of: &DataPartition| self.core.health.append_latency(&of.members);
+        let latencies: Vec<Duration> = best.iter().map(|partition| latency(partition)).collect();
+        let slowest = latencies.iter().min().copied().unwrap_or_default() * 2 + SLOWER_BY;
+        let mut fast = latencies.iter();
+        best.retain(|_| fast.next().is_some_and(|latency| *latency <= slowest));
         best.get(self.core.chance.below(best.len())).copied()
     }
 
