@@ -11,6 +11,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::BytesMut;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -18,6 +19,12 @@ use crate::world;
 
 /// After a failure to accept an HTTP connection: what was lacking (descriptors, memory) may come back.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// A connection whose peer has confirmed nothing for this long is over. Four retransmissions are lost by
+/// then; calls on it learn so earlier than by their own time-outs, and the next ones get a new one.
+pub const VANISHED_AFTER: Duration = Duration::from_secs(3);
+/// An idle connection is probed this often.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
 
 /// A connection that the simulation is making.
 pub type Connecting = Pin<Box<dyn Future<Output = io::Result<Box<dyn SimulatedStream>>> + Send>>;
@@ -136,16 +143,24 @@ impl Stream {
         }
     }
 
-    /// Sends what is written at once, without waiting for more.
+    /// What all our connections want: that what is written is sent at once, and that a peer that vanished
+    /// without a word (a cable, a one-way route) is noticed within [`VANISHED_AFTER`].
+    ///
+    /// Left alone, TCP sends again after ever longer pauses, for a quarter of an hour: so long a
+    /// connection is dead, and for as long again as the network was away nothing goes through it when
+    /// the network is back.
     ///
     /// # Errors
     ///
     /// As setsockopt(2).
-    pub fn set_nodelay(&self, nodelay: bool) -> io::Result<()> {
-        match &self.0 {
-            Kind::Tcp(stream) => stream.set_nodelay(nodelay),
-            Kind::Simulated(_) => Ok(()),
-        }
+    pub fn tune(&self) -> io::Result<()> {
+        let Kind::Tcp(stream) = &self.0 else { return Ok(()) };
+        stream.set_nodelay(true)?;
+        let socket = SockRef::from(stream);
+        // The first for who has sent something, the second for who waits for something.
+        socket.set_tcp_user_timeout(Some(VANISHED_AFTER))?;
+        let probes = TcpKeepalive::new().with_time(PROBE_EVERY).with_interval(PROBE_EVERY);
+        socket.set_tcp_keepalive(&probes)
     }
 
     /// Appends what has arrived to `buffer`, as far as it has room; 0 at the end of the stream.

@@ -254,7 +254,7 @@ async fn serve_connection(
     identity: &Identity,
     service: &dyn Service,
 ) {
-    let _ = stream.set_nodelay(true);
+    let _ = stream.tune();
     let admitted = handshake::answer(&mut stream, identity, service);
     let peer = match tokio::time::timeout(HANDSHAKE_WAIT, admitted).await {
         Ok(Ok(peer)) => peer,
@@ -579,7 +579,7 @@ async fn open(
     expects: Role,
 ) -> Result<Stream, HandshakeError> {
     let mut stream = net::connect(address).await?;
-    stream.set_nodelay(true)?;
+    stream.tune()?;
     handshake::call(&mut stream, identity, expects).await?;
     Ok(stream)
 }
