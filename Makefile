@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak bug-bank fuzz hostile crash power power-must-lose bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-soak bug-bank fuzz hostile crash power power-must-lose soak bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -69,6 +69,10 @@ crash: build ## kill everything at once under load, 20 times (MILPA_CRASH_ROUNDS
 
 power: build ## cut the power of nodes under load, 100 times (MILPA_POWER_CUTS, MILPA_POWER_SEED)
 	$(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --include-ignored power::power_cuts power::a_power_cut
+
+soak: build ## two clients under faults of all kinds, for half an hour (MILPA_SOAK_MINUTES, MILPA_SOAK_SEED)
+	@scripts/packages iproute2
+	$(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --include-ignored soak::a_cluster_under_faults
 
 power-must-lose: build ## the same where it must lose: durability = memory, and disks that lie about syncs
 	$(CARGO) test -p milpa-testbed --test e2e -- --test-threads=1 --nocapture --include-ignored power::must_lose

@@ -14,6 +14,8 @@ use crate::filesystem::FaultyFs;
 
 /// Threads of each disk. More than one: a frozen or slow call must not hide the others.
 const THREADS: usize = 4;
+/// Files drawn for a bit to flip.
+const DRAWS_MAX: usize = 1000;
 
 /// What the disks are like.
 #[derive(Clone, Copy, Debug)]
@@ -154,8 +156,10 @@ impl FaultyDisk {
     }
 
     fn flip(&self, part: &str) -> io::Result<String> {
-        let flipped = self.filesystem.platter().rot(|path| path.to_string_lossy().contains(part));
-        match flipped {
+        let is_victim = |path: &Path| path.to_string_lossy().contains(part);
+        // A file that is drawn may be empty.
+        let mut draws = (0..DRAWS_MAX).map(|_| self.filesystem.platter().rot(is_victim));
+        match draws.find_map(|flipped| flipped) {
             Some((path, offset)) => Ok(format!("flipped a bit of {} at {offset}", path.display())),
             None => Err(io::Error::other(format!("no file with {part:?} in its path has bytes"))),
         }

@@ -14,15 +14,22 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::Outcome;
 use crate::load::pattern;
+use crate::random::Random;
 use crate::tree::close;
+
+mod known;
+
+use known::Known;
 
 /// Two, so that a rename can lead from one meta partition to another.
 const DIRECTORIES: [&str; 2] = ["left", "right"];
@@ -30,6 +37,7 @@ const NAMES_PER_DIRECTORY: u64 = 12;
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// After so many nothing more is looked at: what is damaged may take its whole deadline to say so.
 const PROBLEMS_MAX: usize = 3;
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 /// One step of the load.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,18 +51,6 @@ enum Operation {
     Read(String),
 }
 
-/// What is known of a file.
-#[derive(Clone, Debug, Default)]
-struct Known {
-    /// What is there whatever happens, but where `pending` says otherwise.
-    durable: Vec<u8>,
-    /// How much of it an fsync covered. Behind that are zeros of a truncation, over which bytes may
-    /// have been written: those may be lost, and the file end before them.
-    synced: usize,
-    /// Writes since then: offset and bytes.
-    pending: Vec<(u64, Vec<u8>)>,
-}
-
 /// The names at which a file may be, and may be missing at.
 #[derive(Clone, Debug)]
 struct Doubt {
@@ -65,29 +61,63 @@ struct Doubt {
 }
 
 /// The load, and what has to be true of its files so far.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Plan {
     seed: u64,
-    state: u64,
+    random: Random,
     number: u64,
     files: BTreeMap<String, Known>,
     doubts: Vec<Doubt>,
+    calls: Calls,
+}
+
+/// How the operations went that returned.
+#[derive(Clone, Debug, Default)]
+pub struct Calls {
+    /// The longest: its place in the ledger, and what it was.
+    pub slowest: Option<(Duration, usize, String)>,
+    /// Places in the ledger and errors of those that failed.
+    pub failed: Vec<(usize, String)>,
+}
+
+impl Calls {
+    fn note(&mut self, place: usize, took: Duration, operation: &Operation) {
+        if self.slowest.as_ref().is_none_or(|(longest, _, _)| took > *longest) {
+            self.slowest = Some((took, place, operation.to_string()));
+        }
+    }
+}
+
+/// For people: an operation without its bytes.
+impl std::fmt::Display for Operation {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Operation::Create(name) => write!(formatter, "create of {name}"),
+            Operation::Write { name, offset, length, .. } => {
+                write!(formatter, "write and close of {name}, {length} bytes at {offset}")
+            }
+            Operation::Sync(name) => write!(formatter, "fsync of {name}"),
+            Operation::Truncate(name, length) => {
+                write!(formatter, "truncation of {name} to {length}")
+            }
+            Operation::Rename(from, to) => write!(formatter, "rename of {from} to {to}"),
+            Operation::Unlink(name) => write!(formatter, "unlink of {name}"),
+            Operation::Read(name) => write!(formatter, "read of {name}"),
+        }
+    }
 }
 
 impl Plan {
     /// Before the first operation: two empty directories.
     #[must_use]
     pub fn new(seed: u64) -> Plan {
-        Plan { seed, state: seed, number: 0, files: BTreeMap::new(), doubts: Vec::new() }
+        Plan { seed, random: Random::new(seed), ..Plan::default() }
     }
 
-    /// Evenly from `0..bound` (splitmix64).
-    fn below(&mut self, bound: u64) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        (z ^ (z >> 31)) % bound.max(1)
+    /// How its operations went.
+    #[must_use]
+    pub fn calls(&self) -> &Calls {
+        &self.calls
     }
 
     fn is_in_doubt(&self, name: &str) -> bool {
@@ -102,14 +132,14 @@ impl Plan {
         let fit =
             all.filter(|name| self.files.contains_key(name) == is_there && !self.is_in_doubt(name));
         let fit: Vec<String> = fit.collect();
-        let place = self.below(fit.len() as u64);
+        let place = self.random.below(fit.len() as u64);
         fit.get(place as usize).cloned()
     }
 
     /// The next operation; `None` when too many names are in doubt.
     fn next(&mut self) -> Option<Operation> {
         self.number += 1;
-        let (choice, there) = (self.below(100), self.pick(true));
+        let (choice, there) = (self.random.below(100), self.pick(true));
         let Some(name) = there.filter(|_| choice >= 15) else {
             let free = self.pick(false).map(Operation::Create);
             return free.or_else(|| self.pick(true).map(Operation::Unlink));
@@ -119,14 +149,14 @@ impl Plan {
             45..70 => Operation::Sync(name),
             70..80 => {
                 // Over another file, as editors do, or to a free name.
-                let is_over = self.below(3) == 0;
+                let is_over = self.random.below(3) == 0;
                 match self.pick(is_over).filter(|target| *target != name) {
                     Some(target) => Operation::Rename(name, target),
                     None => Operation::Sync(name),
                 }
             }
             80..86 => Operation::Unlink(name),
-            86..92 => Operation::Truncate(name, self.below(FILE_BYTES_MAX / 4)),
+            86..92 => Operation::Truncate(name, self.random.below(FILE_BYTES_MAX / 4)),
             _ => Operation::Read(name),
         })
     }
@@ -134,14 +164,14 @@ impl Plan {
     /// Small and large, behind the end and over what is there.
     fn write(&mut self, name: String) -> Operation {
         let length = self.files.get(&name).map_or(0, Known::length_max);
-        let offset = match self.below(3) {
-            0 => self.below(length + 1),
-            1 => self.below(length + 1) / 4096 * 4096,
+        let offset = match self.random.below(3) {
+            0 => self.random.below(length + 1),
+            1 => self.random.below(length + 1) / 4096 * 4096,
             _ => length,
         };
-        let most = [600, 5_000, 40_000, 300_000][self.below(4) as usize];
+        let most = [600, 5_000, 40_000, 300_000][self.random.below(4) as usize];
         let offset = offset.min(FILE_BYTES_MAX - most);
-        let length = 1 + self.below(most);
+        let length = 1 + self.random.below(most);
         Operation::Write { name, offset, length, seed: self.seed ^ (self.number << 20) }
     }
 
@@ -217,11 +247,20 @@ impl Plan {
     /// What the load itself found wrong.
     pub fn replay(seed: u64, ledger: &[String]) -> Outcome<Plan> {
         let mut plan = Plan::new(seed);
-        for line in ledger {
+        for (place, line) in ledger.iter().enumerate() {
             let Some(operation) = plan.next() else { break };
-            match line.split_once(' ') {
-                None if line == "ok" => plan.succeeded(operation),
-                Some(("failed", _)) => plan.in_doubt(operation),
+            let mut words = line.splitn(3, ' ');
+            let (outcome, took) = (words.next(), words.next().and_then(|us| us.parse().ok()));
+            if let Some(took) = took {
+                plan.calls.note(place, Duration::from_micros(took), &operation);
+            }
+            match (outcome, took) {
+                (Some("ok"), Some(_)) => plan.succeeded(operation),
+                (Some("failed"), Some(_)) => {
+                    let error = words.next().unwrap_or_default();
+                    plan.calls.failed.push((place, format!("{operation}: {error}")));
+                    plan.in_doubt(operation);
+                }
                 _ => return Err(format!("the load (seed {seed}) says: {line}")),
             }
         }
@@ -293,82 +332,6 @@ impl Plan {
     }
 }
 
-impl Known {
-    fn length_max(&self) -> u64 {
-        let ends = self.pending.iter().map(|(offset, bytes)| offset + bytes.len() as u64);
-        ends.max().unwrap_or(0).max(self.durable.len() as u64)
-    }
-
-    /// All that was written is there for good.
-    fn synced(&mut self) {
-        for (offset, bytes) in std::mem::take(&mut self.pending) {
-            let (start, end) = (offset as usize, offset as usize + bytes.len());
-            self.durable.resize(self.durable.len().max(end), 0);
-            self.durable[start..end].copy_from_slice(&bytes);
-        }
-        self.synced = self.durable.len();
-    }
-
-    fn length_min(&self) -> usize {
-        if self.pending.is_empty() { self.durable.len() } else { self.synced }
-    }
-
-    fn cut(&mut self, length: u64) {
-        self.durable.resize(length as usize, 0);
-        self.synced = self.synced.min(length as usize);
-        for (offset, bytes) in &mut self.pending {
-            bytes.truncate(length.saturating_sub(*offset) as usize);
-        }
-        self.pending.retain(|(_, bytes)| !bytes.is_empty());
-    }
-
-    /// As `cut`, or not: what is behind `length` is zeros, or missing, or as before.
-    fn may_be_cut(&mut self, length: u64) {
-        let end = self.length_max();
-        let kept = self.durable.len().min(length as usize);
-        let behind = self.durable.split_off(kept);
-        self.synced = self.synced.min(kept);
-        if !behind.is_empty() {
-            self.pending.insert(0, (kept as u64, behind));
-        }
-        if length > end {
-            self.pending.push((end, vec![0; (length - end) as usize]));
-        }
-    }
-
-    fn check(&self, path: &Path) -> Outcome {
-        self.check_bytes(&std::fs::read(path).map_err(|e| e.to_string())?)
-    }
-
-    fn check_bytes(&self, found: &[u8]) -> Outcome {
-        let (least, most) = (self.length_min(), self.length_max() as usize);
-        if found.len() < least || found.len() > most {
-            return Err(format!("{} bytes, not {least} to {most}", found.len()));
-        }
-        let mut is_good: Vec<bool> = found
-            .iter()
-            .enumerate()
-            // Behind the end a gap between two writes is zeros.
-            .map(|(place, byte)| *byte == self.durable.get(place).copied().unwrap_or(0))
-            .collect();
-        for (offset, bytes) in &self.pending {
-            let from = (*offset as usize).min(found.len());
-            let there = is_good[from..].iter_mut().zip(&found[from..]);
-            for ((is_good, byte), expected) in there.zip(bytes) {
-                *is_good |= byte == expected;
-            }
-        }
-        let Some(first) = is_good.iter().position(|is_good| !is_good) else { return Ok(()) };
-        let wrong = is_good.iter().zip(found).filter(|(is_good, _)| !**is_good);
-        let zeros = wrong.clone().filter(|(_, byte)| **byte == 0).count();
-        Err(format!(
-            "{} wrong bytes of {} ({least} synced), the first at {first}; {zeros} are zeros",
-            wrong.count(),
-            found.len(),
-        ))
-    }
-}
-
 /// The load itself. It ends when its input ends, or its mount is gone.
 ///
 /// # Errors
@@ -387,12 +350,15 @@ pub fn keep(directory: &Path, seed: u64) -> Outcome {
     let (mut plan, mut output) = (Plan::new(seed), std::io::stdout());
     while end.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
         let Some(operation) = plan.next() else { break };
-        let line = match perform(&plan, &operation, directory) {
+        let started = Instant::now();
+        let performed = perform(&plan, &operation, directory);
+        let took_us = started.elapsed().as_micros();
+        let line = match performed {
             Ok(None) => {
                 plan.succeeded(operation);
-                "ok".to_owned()
+                format!("ok {took_us}")
             }
-            Ok(Some(problem)) => format!("{operation:?} found {problem}"),
+            Ok(Some(problem)) => format!("{operation} found {problem}"),
             // The mount is gone, as this machine would be.
             Err(e)
                 if [libc::ENOTCONN, libc::ECONNABORTED].map(Some).contains(&e.raw_os_error()) =>
@@ -401,7 +367,9 @@ pub fn keep(directory: &Path, seed: u64) -> Outcome {
             }
             Err(error) => {
                 plan.in_doubt(operation);
-                format!("failed {error}")
+                // Who is refused does not ask for all that is left at once.
+                std::thread::sleep(PAUSE_AFTER_FAILURE);
+                format!("failed {took_us} {error}")
             }
         };
         writeln!(output, "{line}").and_then(|()| output.flush()).map_err(|e| e.to_string())?;
@@ -430,11 +398,22 @@ fn perform(
         Operation::Rename(from, to) => std::fs::rename(path(from), path(to))?,
         Operation::Unlink(name) => std::fs::remove_file(path(name))?,
         Operation::Read(name) => {
-            let found = std::fs::read(path(name))?;
+            let found = read_from_servers(&path(name))?;
             return Ok(plan.files.get(name).and_then(|known| known.check_bytes(&found).err()));
         }
     }
     Ok(None)
+}
+
+/// Reads a file, none of it from the kernel's cache.
+#[allow(unsafe_code)]
+fn read_from_servers(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    // SAFETY: the descriptor is open; the call takes numbers only.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// A load process and its ledger so far.
@@ -443,7 +422,7 @@ pub struct Ledger {
     child: Child,
     directory: PathBuf,
     seed: u64,
-    lines: Arc<Mutex<Vec<String>>>,
+    lines: Arc<Mutex<Vec<(Instant, String)>>>,
     reader: Option<std::thread::JoinHandle<()>>,
 }
 
@@ -463,7 +442,7 @@ impl Ledger {
         let kept = Arc::clone(&lines);
         let reader = std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                kept.lock().unwrap_or_else(PoisonError::into_inner).push(line);
+                kept.lock().unwrap_or_else(PoisonError::into_inner).push((Instant::now(), line));
             }
         });
         Ok(Ledger { child, directory: directory.to_owned(), seed, lines, reader: Some(reader) })
@@ -481,18 +460,30 @@ impl Ledger {
         self.reader.as_ref().is_none_or(std::thread::JoinHandle::is_finished)
     }
 
-    /// Stops the load; the lines of its ledger, and what they mean, or what the load found wrong.
-    pub fn finish(mut self) -> (Vec<String>, Outcome<Plan>) {
+    /// Stops the load.
+    pub fn finish(mut self) -> Finished {
         drop(self.child.stdin.take());
         let _ = self.child.wait();
         if let Some(reader) = self.reader.take() {
             let _ = reader.join();
         }
         let lines = std::mem::take(&mut *self.lines.lock().unwrap_or_else(PoisonError::into_inner));
+        let (returned, lines): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
         let plan = Plan::replay(self.seed, &lines)
             .map_err(|e| format!("{}: {e}", self.directory.display()));
-        (lines, plan)
+        Finished { lines, returned, plan }
     }
+}
+
+/// A ledger that is at its end.
+#[derive(Debug)]
+pub struct Finished {
+    /// A line for each operation that returned.
+    pub lines: Vec<String>,
+    /// When each did.
+    pub returned: Vec<Instant>,
+    /// What the lines mean, or what the load found wrong.
+    pub plan: Outcome<Plan>,
 }
 
 impl Drop for Ledger {

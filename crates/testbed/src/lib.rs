@@ -12,17 +12,21 @@
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)]
 
 mod bed;
+pub mod faults;
 mod faulty;
 pub mod ledger;
 pub mod load;
 mod machines;
+mod network;
 mod process;
+mod random;
 pub mod trace;
 pub mod tree;
 
 pub use bed::{Mounted, Testbed, program};
 pub use faulty::FaultyDisks;
-pub use machines::Machines;
+pub use machines::{Layout, Machines, Role};
+pub use network::Cut;
 pub use process::{ServerProcess, kill, memory_bytes, metric};
 
 /// What goes wrong in a test bed is told to a person at once.

@@ -13,6 +13,12 @@ mod machines;
 mod names;
 mod power;
 mod repair;
+mod soak;
 mod space;
 
 use milpa_testbed::load::{pattern, write_synced};
+
+/// A number from the environment.
+fn from_environment(name: &str) -> Option<u64> {
+    std::env::var(name).ok().and_then(|value| value.parse().ok())
+}

@@ -11,9 +11,11 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use milpa_testbed::ledger::{Ledger, Plan};
+use milpa_testbed::ledger::{Finished, Ledger, Plan};
 use milpa_testbed::load::{pattern, write_synced};
 use milpa_testbed::{Mounted, Outcome, Testbed, kill};
+
+use crate::from_environment;
 
 const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
 /// Loads at once, each with files of its own.
@@ -29,10 +31,6 @@ const CHECKER_DEADLINE: &str = "io-deadline=60";
 const CHECKER_DEADLINE_SHORT: &str = "io-deadline=10";
 /// For the cluster to come back by itself.
 const RETURN_WAIT: Duration = Duration::from_secs(60);
-
-fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
-}
 
 fn seed() -> u64 {
     from_environment("MILPA_POWER_SEED").unwrap_or_else(|| u64::from(std::process::id()))
@@ -166,7 +164,7 @@ impl Course {
     ) -> Outcome<usize> {
         let (mut plans, mut operations) = (Vec::new(), 0);
         for (number, load) in loads.into_iter().enumerate() {
-            let (lines, plan) = load.finish();
+            let Finished { lines, plan, .. } = load.finish();
             let kept = bed.scratch().join(format!("{directory}.{number}.ledger"));
             std::fs::write(kept, lines.join("\n")).map_err(|e| e.to_string())?;
             let failed = lines.iter().filter(|line| line.starts_with("failed"));
