@@ -63,7 +63,7 @@ impl Filling {
         let mut is_mark_known = false;
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
-            let chunk = self.fetch(extent, held, wanted, source, 0).await?;
+            let chunk = self.fetch_from_any(extent, held, wanted, &[source], 0).await?;
             let got = chunk.hole + chunk.bytes.len() as u64;
             if got == 0 {
                 return Err(DataError::NotHere);
@@ -158,6 +158,7 @@ impl Filling {
         Ok(())
     }
 
+    /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
     async fn fetch_from_any(
         &self,
         extent: ExtentId,
@@ -166,16 +167,26 @@ impl Filling {
         sources: &[NodeId],
         applied: u64,
     ) -> Result<Chunk, DataError> {
-        let mut last = DataError::NotHere;
-        for source in sources {
-            match self.fetch(extent, offset, length, *source, applied).await {
-                Ok(chunk) => return Ok(chunk),
-                Err(error) => last = error,
+        let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
+        for _ in 0..BEHIND_MAX {
+            let mut behind = Vec::new();
+            for source in left {
+                match self.fetch(extent, offset, length, source, applied).await {
+                    Ok(chunk) => return Ok(chunk),
+                    Err(DataError::Busy) => behind.push(source),
+                    Err(error) => last = error,
+                }
             }
+            if behind.is_empty() {
+                return Err(last);
+            }
+            left = behind;
+            tokio::time::sleep(BEHIND_PAUSE).await;
         }
-        Err(last)
+        Err(DataError::Busy)
     }
 
+    /// One try.
     async fn fetch(
         &self,
         extent: ExtentId,
@@ -185,24 +196,18 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let partition = self.partition;
-        for _ in 0..BEHIND_MAX {
-            let here = self.shared.ask_disk(self.disk, move |disk| disk.applied(partition)).await;
-            let fence = here.flatten().ok_or(DataError::WrongPartition)?.max(applied);
-            let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
-            match self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await {
-                Ok((DataAnswer::Bytes { checksums, hole }, bytes)) => {
-                    if hole.saturating_add(bytes.len() as u64) > length {
-                        return Err(DataError::Invalid);
-                    }
-                    Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
-                    return Ok(Chunk { hole, bytes, checksums, fence });
-                }
-                Ok(_) => return Err(DataError::Invalid),
-                Err(DataError::Busy) => tokio::time::sleep(BEHIND_PAUSE).await,
-                Err(error) => return Err(error),
-            }
+        let here = self.shared.ask_disk(self.disk, move |disk| disk.applied(partition)).await;
+        let fence = here.flatten().ok_or(DataError::WrongPartition)?.max(applied);
+        let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
+        let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
+        let (DataAnswer::Bytes { checksums, hole }, bytes) = answer else {
+            return Err(DataError::Invalid);
+        };
+        if hole.saturating_add(bytes.len() as u64) > length {
+            return Err(DataError::Invalid);
         }
-        Err(DataError::Busy)
+        Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
+        Ok(Chunk { hole, bytes, checksums, fence })
     }
 
     async fn on_extent<T: Send + 'static>(

@@ -81,7 +81,7 @@ impl Disk {
             move |disk, result| {
                 // The lease counts when the answer leaves, not when it was computed.
                 let result = match disk.check_lease(read.partition) {
-                    Ok(()) => disk.note_damage(&read, result),
+                    Ok(()) => disk.judge(&read, result),
                     Err(error) => Err(error),
                 };
                 answer_read(reply, result, arrived_us);
@@ -118,7 +118,7 @@ impl Disk {
                 match store.read_live(read.extent, read.offset, read.length) {
                     Ok(stored) => return answer_read(reply, Ok(stored), arrived_us),
                     Err(error) => Box::new(move |disk| {
-                        let result = disk.note_damage(&read, Err(error));
+                        let result = disk.judge(&read, Err(error));
                         answer_read(reply, result, arrived_us);
                     }),
                 }
@@ -127,18 +127,24 @@ impl Disk {
         });
     }
 
-    /// A damaged block is repaired from another replica, whoever found it.
-    fn note_damage(
+    fn judge(
         &mut self,
         read: &Read,
         result: Result<StoredBytes, StoreError>,
     ) -> Result<StoredBytes, DataError> {
-        if let Err(StoreError::Corrupt { block } | StoreError::ReadFailed { block, .. }) = &result {
-            Metrics::get().corrupt_blocks.inc();
-            self.repair_block(read.partition, read.extent, *block);
-        }
         let end = read.offset + u64::from(read.length);
-        result.map_err(|error| self.lost_or(read.partition, read.extent, end, error))
+        result.map_err(|error| {
+            self.note_damage(read.partition, read.extent, &error);
+            self.lost_or(read.partition, read.extent, end, error)
+        })
+    }
+
+    /// A damaged block is repaired from another replica, whoever found it.
+    pub(crate) fn note_damage(&mut self, id: PartitionId, extent: ExtentId, error: &StoreError) {
+        if let StoreError::Corrupt { block } | StoreError::ReadFailed { block, .. } = error {
+            Metrics::get().corrupt_blocks.inc();
+            self.repair_block(id, extent, *block);
+        }
     }
 
     /// What others are told of a failure. That a replica lacks bytes usually means that another one has

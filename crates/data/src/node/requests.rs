@@ -16,7 +16,7 @@ use milpa_wire::data::{
 use crate::store::{ExtentStore, Freed, StoreError};
 
 use super::access::partition_of;
-use super::disk::{Disk, Incoming};
+use super::disk::{Disk, DiskEvent, Incoming};
 use super::metrics::Metrics;
 use super::partition::{answer, answer_done};
 
@@ -230,13 +230,21 @@ impl Disk {
             Err(error) => return answer(reply, Err(error)),
         };
         let length = length.min(milpa_wire::data::TRANSFER_BYTES_MAX as u64);
+        let events = self.events.clone();
         self.workers.read(move || match store.read_for_repair(extent, offset, length) {
             Ok(found) => {
                 let (checksums, hole) = (found.stored.checksums, found.hole);
                 let body: DataReply = Ok(DataAnswer::Bytes { checksums, hole });
                 reply.send(&body, found.stored.bytes);
             }
-            Err(error) => answer(reply, Err(data_error(error))),
+            Err(error) => {
+                // Who asks has to have these bytes from here before its partition goes on.
+                let note = move |disk: &mut Disk| {
+                    disk.note_damage(id, extent, &error);
+                    answer(reply, Err(data_error(error)));
+                };
+                let _ = events.send(DiskEvent::Then(Box::new(note)));
+            }
         });
     }
 
@@ -254,13 +262,19 @@ impl Disk {
                         Ok(digest) => digests.push(digest),
                         // Removed meanwhile: it is in nobody's digest.
                         Err(StoreError::NoExtent | StoreError::Removed) => {}
-                        Err(error) => return answer(reply, Err(data_error(error))),
+                        Err(error) => return Err((state.extent, error, reply)),
                     }
                 }
                 let body: DataReply = Ok(DataAnswer::Digest(digests));
                 reply.send(&body, Bytes::new());
+                Ok(())
             },
-            |_, ()| {},
+            move |disk, compared| {
+                if let Err((extent, error, reply)) = compared {
+                    disk.note_damage(id, extent, &error);
+                    answer(reply, Err(data_error(error)));
+                }
+            },
         );
     }
 }

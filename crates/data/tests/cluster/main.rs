@@ -9,12 +9,18 @@ mod nodes;
 mod speed;
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, FreedRange};
 use milpa_wire::data::{AppendTarget, DataRequest};
 use nodes::{Cluster, PARTITION, configuration, pattern};
 use tokio::task::LocalSet;
+
+/// Well above `log_trim_ms` of these nodes.
+const LOG_TRIMMED_AFTER: Duration = Duration::from_secs(3);
+/// Well below what a member that is behind is waited for.
+const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 
 /// Three nodes with one partition, of which all are members and node 1 is the primary.
 fn run(test: impl AsyncFnOnce(&mut Cluster)) {
@@ -468,6 +474,39 @@ fn what_rots_unread_is_found_and_repaired() {
             (now[..300_000] == whole[..300_000]).then_some(())
         })
         .await;
+    });
+}
+
+/// Story: a member came back, too far behind for the log. In what had been overwritten the leader had a
+/// block that had rotted unread. It refused to send that, and did nothing about it: the member asked
+/// ten times a second until the scrub came by, and meanwhile the partition, which counts on all members,
+/// took no append and no fsync. When somebody at last repaired the block, he first asked that very member,
+/// for ten seconds. Now whoever asks has found the damage, and nobody waits for who is behind.
+#[test]
+fn a_member_catches_up_though_the_leader_has_a_rotten_block() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        for node in [1, 2] {
+            cluster.kill_node(node).await;
+        }
+        for node in [1, 2] {
+            cluster.start_node_without_scrub(node).await;
+        }
+        // Until the beginning of the log is gone.
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            cluster.overwrite(&[1, 2], 2, extent, 1_000, &pattern(2, 3_000)).await;
+        }
+        cluster.rot_extent(cluster.leader(&[1, 2]).await, extent, 200_000);
+        cluster.start_node(3).await;
+        let back = Instant::now();
+        cluster.configure(configuration(3, &[3, 1, 2]), &[1, 2, 3]).await;
+        assert!(back.elapsed() < CATCH_UP_MAX, "it took {:?}", back.elapsed());
+        cluster.equal_digests(&[1, 2, 3], 1).await;
     });
 }
 

@@ -227,6 +227,12 @@ impl Cluster {
         self.start_node_with(node, self.config(node)).await;
     }
 
+    /// A node that looks for no damage.
+    pub async fn start_node_without_scrub(&mut self, node: u32) {
+        let config = DataNodeConfig { scrub_period_s: 0, ..self.config(node) };
+        self.start_node_with(node, config).await;
+    }
+
     /// All three restart where they were, while no manager answers.
     pub async fn restart_without_managers(&mut self) {
         until("everybody has written down where the others are", async || {
