@@ -219,7 +219,7 @@ impl MetaClient {
                 return Ok(route.id);
             }
             retry.note("no partition of the view has the inode");
-            self.core.views.refresh(&*self.core.transport, &view).await;
+            self.core.views.refresh(&*self.core.transport).await;
             view = self.core.views.current();
         }
         // Ids come from users too: FUSE handles over NFS, restored backups.
@@ -271,7 +271,7 @@ impl MetaClient {
                 }
                 After::Redirected(_) | After::Pause => redirects = 0,
                 After::Refresh => {
-                    self.core.views.refresh(&*self.core.transport, &view).await;
+                    self.core.views.refresh(&*self.core.transport).await;
                 }
             }
             retry.pause().await.map_err(Failure::Unanswered)?;

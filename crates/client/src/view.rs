@@ -73,17 +73,19 @@ impl Views {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks the managers for a newer view than `seen`. Of many callers at once one asks; the others
+    /// Asks the managers for a newer view than ours. Of many callers at once one asks; the others
     /// wait for it. A failure changes nothing: whoever needs the view tries again.
-    pub(crate) async fn refresh(&self, transport: &dyn Transport, seen: &Arc<View>) {
+    ///
+    /// That the view was renewed since the caller took it does not count: a try that took seconds may
+    /// have failed because of what the managers learned after that.
+    pub(crate) async fn refresh(&self, transport: &dyn Transport) {
         let asked = Instant::now();
         let mut refreshed = self.refreshed.lock().await;
-        let renewed = !Arc::ptr_eq(&self.current(), seen) || *refreshed > asked;
-        if renewed {
+        if *refreshed > asked {
             return;
         }
         tokio::time::sleep_until(*refreshed + REFRESH_SPACING).await;
-        self.fetch(transport, seen.volume.version).await;
+        self.fetch(transport, self.current().volume.version).await;
         *refreshed = Instant::now();
     }
 

@@ -160,7 +160,7 @@ impl DataClient {
             return Err(trouble.answer().cloned().unwrap_or(DataError::NoSpace).into());
         }
         if !matches!(trouble.answer(), Some(DataError::Sealed { .. })) {
-            self.core.views.refresh(&*self.core.transport, &view).await;
+            self.core.views.refresh(&*self.core.transport).await;
         }
         retry.pause().await?;
         Ok(None)

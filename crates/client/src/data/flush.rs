@@ -91,7 +91,7 @@ impl DataClient {
                 return Err(error.clone().into());
             }
             if trouble.next() != Next::RetrySame {
-                self.core.views.refresh(&*self.core.transport, &view).await;
+                self.core.views.refresh(&*self.core.transport).await;
             }
             retry.pause().await?;
         }

@@ -106,16 +106,16 @@ impl DataClient {
                     if let Some(length) = self.lost(replacement.column).await {
                         return Err(DataError::Lost { length }.into());
                     }
-                    self.core.views.refresh(&*self.core.transport, &view).await;
+                    self.core.views.refresh(&*self.core.transport).await;
                 }
                 Trouble::Answered { error, .. } if error.next() == Next::RetrySame => {}
                 Trouble::Answered { .. } | Trouble::NoRoute(_) => {
-                    self.core.views.refresh(&*self.core.transport, &view).await;
+                    self.core.views.refresh(&*self.core.transport).await;
                 }
                 Trouble::Call { node, .. } | Trouble::Nonsense { node } => {
                     self.forget_leader(partition);
                     failed = Some(*node);
-                    self.core.views.refresh(&*self.core.transport, &view).await;
+                    self.core.views.refresh(&*self.core.transport).await;
                 }
             }
             retry.pause().await?;

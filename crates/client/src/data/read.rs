@@ -55,7 +55,7 @@ impl DataClient {
                 _ => {}
             }
             if trouble.next() != Next::RetrySame {
-                self.core.views.refresh(&*self.core.transport, &view).await;
+                self.core.views.refresh(&*self.core.transport).await;
             }
             retry.pause().await?;
         }

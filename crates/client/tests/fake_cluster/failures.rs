@@ -508,6 +508,39 @@ async fn fsync_waits_for_the_members_of_the_new_epoch_when_one_is_dropped() {
     }
 }
 
+/// Found by faults on real processes (`make soak`): a data node was stopped, and an fsync waited ten
+/// seconds. It tried for five, with a view of the partition that was as old; meanwhile the view had been
+/// renewed, just before the managers gave the node up, so that nobody asked them again.
+#[tokio::test(start_paused = true)]
+async fn a_view_that_was_renewed_during_a_try_may_be_too_old_for_the_next() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    let dead = DATA[2];
+    cluster.rule(move |call| match call {
+        Call::Data(node, _) if *node == dead => Some(Fault::Hangs),
+        _ => None,
+    });
+    // The client looks at the loads every ten seconds.
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let started = Instant::now();
+    let silent = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let mut state = cluster.lock();
+        state.view.version += 1;
+        for partition in &mut state.view.data {
+            partition.epoch = Epoch(2);
+            partition.members.retain(|member| *member != dead);
+            partition.primary = DATA[0];
+        }
+    };
+    let (synced, ()) = tokio::join!(client.fsync(opened.handle, false), silent);
+    synced.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_interrupted_call_leaks_nothing_and_the_bytes_arrive() {
     let cluster = Cluster::new();
