@@ -241,13 +241,29 @@ impl Fault {
         if !name.starts_with("data") {
             return Ok(false);
         }
-        let node = machines.node_id(name)?;
-        let list = machines.json(&["partition", "list"])?;
-        let partitions = list["Partitions"]["data"].as_array().ok_or("no data partitions")?;
-        let is_on = |partition: &serde_json::Value| {
-            partition["members"].as_array().is_some_and(|members| members.contains(&node.into()))
-        };
-        Ok(partitions.iter().all(is_on))
+        let (on, all) = machines.replicas_on(name)?;
+        Ok(on == all)
+    }
+
+    /// The same against a node that holds something: one that came back with an empty disk, and got
+    /// nothing since, would prove nothing.
+    ///
+    /// # Errors
+    ///
+    /// When the managers do not say who is where.
+    pub fn aimed(mut self, machines: &Machines) -> Outcome<Fault> {
+        let (_, role) = self.class();
+        let Victim::Process(name) = &mut self.victim else { return Ok(self) };
+        let alike: Vec<String> =
+            machines.names().into_iter().filter(|other| other.starts_with(role)).collect();
+        let first = alike.iter().position(|other| other == name).unwrap_or(0);
+        for other in alike[first..].iter().chain(&alike[..first]) {
+            if role == "manager" || machines.replicas_on(other)?.0 > 0 {
+                name.clone_from(other);
+                break;
+            }
+        }
+        Ok(self)
     }
 
     /// For the count of faults: what, and to whom.

@@ -313,6 +313,21 @@ impl Machines {
         found.and_then(|node| node["id"].as_u64()).ok_or_else(|| format!("{name} is not active"))
     }
 
+    /// How many partitions of its kind have a member on a meta or data process, and how many there are.
+    ///
+    /// # Errors
+    ///
+    /// When the managers do not say.
+    pub fn replicas_on(&self, name: &str) -> Outcome<(usize, usize)> {
+        let (node, role) = (self.node_id(name)?, self.processes[self.place(name)?].role);
+        let list = self.json(&["partition", "list"])?;
+        let partitions = list["Partitions"][role].as_array().ok_or("no partitions")?;
+        let is_on = |partition: &&Value| {
+            partition["members"].as_array().is_some_and(|members| members.contains(&node.into()))
+        };
+        Ok((partitions.iter().filter(is_on).count(), partitions.len()))
+    }
+
     /// Whether all meta and data processes are nodes in service, and there are no others.
     pub fn are_all_active(&self) -> bool {
         let expected = self.processes.iter().filter(|process| process.role != "manager").count();

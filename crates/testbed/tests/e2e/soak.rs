@@ -134,7 +134,8 @@ impl Soak {
     }
 
     /// One fault, from a whole cluster to a whole cluster.
-    fn round(&mut self, fault: &Fault) -> Outcome {
+    fn round(&mut self, fault: Fault) -> Outcome {
+        let fault = &fault.aimed(&self.machines)?;
         let loads = self.start_loads()?;
         go_on(&self.machines, &loads)?;
         let may_lack_space = fault.entitles_no_space(&self.machines)?;
@@ -351,7 +352,8 @@ fn run(seed: u64, mut next: impl FnMut(&mut Course, Duration) -> Option<Fault>) 
     let (mut course, started) = (Course::new(seed, layout(seed)), Instant::now());
     let mut done = Ok(());
     while let (Ok(()), Some(fault)) = (&done, next(&mut course, started.elapsed())) {
-        done = soak.round(&fault).map_err(|e| format!("{fault}: {e}"));
+        let drawn = fault.to_string();
+        done = soak.round(fault).map_err(|e| format!("{drawn}: {e}"));
     }
     let done = done.and_then(|()| soak.look_afresh()).and_then(|()| soak.compare_replicas());
     soak.look_for_panics();
