@@ -16,7 +16,7 @@ use crate::{Mounted, Outcome};
 /// Seconds that a fault lasts: short enough that nobody is declared dead.
 const LASTS_S: std::ops::Range<u64> = 4..14;
 /// Milliseconds that a slow disk takes longer for each change and sync.
-const SLOW_MS: [u64; 3] = [20, 100, 400];
+const SLOW_MS: [u64; 3] = [20, 50, 200];
 const FLIPS: usize = 3;
 /// Until a dead node is silent to the managers.
 const REMOVAL_WAIT: Duration = Duration::from_secs(10);
@@ -228,21 +228,25 @@ impl Fault {
         self.victim == Victim::Client(client)
     }
 
-    /// Whether calls may fail for lack of space while this lasts: when the full disk has a replica of every
-    /// partition that takes new bytes. No other single failure may refuse a call.
+    /// Which calls, by how their descriptions begin, may fail for lack of space while this lasts: all of
+    /// them when the full disk has a replica of every partition that takes new bytes, creations when
+    /// the full meta node leads a partition (docs/operations.md). No other single failure may refuse one.
     ///
     /// # Errors
     ///
     /// When the managers do not say who is where.
-    pub fn entitles_no_space(&self, machines: &Machines) -> Outcome<bool> {
+    pub fn entitles_no_space(&self, machines: &Machines) -> Outcome<Option<&'static str>> {
         let (Kind::DiskFilled, Victim::Process(name)) = (self.kind, &self.victim) else {
-            return Ok(false);
+            return Ok(None);
         };
-        if !name.starts_with("data") {
-            return Ok(false);
-        }
-        let (on, all) = machines.replicas_on(name)?;
-        Ok(on == all)
+        Ok(match self.class().1 {
+            "data" => {
+                let (on, all) = machines.replicas_on(name)?;
+                (on == all).then_some("")
+            }
+            "meta" => machines.leads(name)?.then_some("create of"),
+            _ => None,
+        })
     }
 
     /// The same against a node that holds something: one that came back with an empty disk, and got

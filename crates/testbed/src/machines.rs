@@ -319,13 +319,28 @@ impl Machines {
     ///
     /// When the managers do not say.
     pub fn replicas_on(&self, name: &str) -> Outcome<(usize, usize)> {
-        let (node, role) = (self.node_id(name)?, self.processes[self.place(name)?].role);
-        let list = self.json(&["partition", "list"])?;
-        let partitions = list["Partitions"][role].as_array().ok_or("no partitions")?;
+        let (node, partitions) = (self.node_id(name)?, self.partitions_like(name)?);
         let is_on = |partition: &&Value| {
             partition["members"].as_array().is_some_and(|members| members.contains(&node.into()))
         };
         Ok((partitions.iter().filter(is_on).count(), partitions.len()))
+    }
+
+    /// Whether a meta process leads a partition.
+    ///
+    /// # Errors
+    ///
+    /// When the managers do not say.
+    pub fn leads(&self, name: &str) -> Outcome<bool> {
+        let (node, partitions) = (self.node_id(name)?, self.partitions_like(name)?);
+        Ok(partitions.iter().any(|partition| partition["leader"] == node))
+    }
+
+    /// The partitions that processes of this one's role hold.
+    fn partitions_like(&self, name: &str) -> Outcome<Vec<Value>> {
+        let role = self.processes[self.place(name)?].role;
+        let list = self.json(&["partition", "list"])?;
+        list["Partitions"][role].as_array().cloned().ok_or_else(|| "no partitions".to_owned())
     }
 
     /// Whether all meta and data processes are nodes in service, and there are no others.
