@@ -71,6 +71,17 @@ In /etc/fstab (after `make install`):
     /// Look at the partitions
     #[command(subcommand)]
     Partition(PartitionCommand),
+    /// Check volumes for damage while they are in use
+    #[command(after_help = "\
+Examples:
+  milpa fsck                    all volumes
+  milpa fsck photos --json
+Exit code: 0 nothing is wrong, 1 something is, 2 it could not be checked.
+docs/operations.md says what each finding means and what to do.")]
+    Fsck {
+        /// Only this volume
+        volume: Option<String>,
+    },
     /// Inode, layout and replicas of a file on a mounted volume
     Info {
         /// A file or directory below a mount point
@@ -125,6 +136,7 @@ impl Command {
                 | Command::Disk(_)
                 | Command::Task(_)
                 | Command::Partition(_)
+                | Command::Fsck { .. }
                 | Command::Info { .. }
                 | Command::Config { .. }
                 | Command::Completion { .. }

@@ -55,6 +55,7 @@ fn run() -> Outcome {
         Command::Partition(partition) => {
             command::partition::run(&Cluster::find(given)?, partition, json)
         }
+        Command::Fsck { volume } => command::fsck::run(&Cluster::find(given)?, volume, json),
         Command::Info { path } => command::info::run(&path, json),
         Command::Init { managers, directory } => command::init::init(&directory, &managers),
         Command::Config { role } => command::init::config(role),

@@ -25,6 +25,7 @@ pub fn is_allowed(role: Role, request: &MetaRequest) -> bool {
         | MetaRequest::Configure { .. }
         | MetaRequest::TransferLeader { .. } => &[Manager],
         MetaRequest::Report => &[Manager, Admin],
+        MetaRequest::Check { .. } => &[Admin],
         MetaRequest::StateHash { .. } => &[Admin, Manager],
     };
     allowed.contains(&role)
@@ -43,6 +44,7 @@ mod tests {
     use milpa_types::{
         InodeId, MetaSlot, NodeId, PartitionId, SessionId, Timestamp, VolumeOptions,
     };
+    use milpa_wire::check::MetaCheck;
     use milpa_wire::meta::{
         CreateMetaPartition, MetaRead, MetaWrite, OperationId, RequestId, Step,
     };
@@ -63,6 +65,7 @@ mod tests {
         };
         let now = Timestamp(0);
         let options = VolumeOptions::default();
+        let names = MetaCheck::Names { inodes: Vec::new() };
         let rows = [
             (
                 MetaRequest::Read { partition, reader: None, read: MetaRead::Statistics },
@@ -85,6 +88,7 @@ mod tests {
             ),
             (MetaRequest::TransferLeader { partition, to: NodeId(1) }, "manager"),
             (MetaRequest::StateHash { partition }, "manager admin"),
+            (MetaRequest::Check { partition, check: names }, "admin"),
         ];
         for (request, expected) in rows {
             let roles = [Role::Manager, Role::Meta, Role::Data, Role::Client, Role::Admin];

@@ -78,6 +78,15 @@ impl Segment {
         Segment { offset, length, columns: Columns::One(column), flushed: false }
     }
 
+    /// Its one column; `None` for a striped segment.
+    #[must_use]
+    pub fn column(&self) -> Option<Column> {
+        match self.columns {
+            Columns::One(column) => Some(column),
+            Columns::Striped { .. } => None,
+        }
+    }
+
     /// One past the last byte within the file.
     #[must_use]
     pub fn end(&self) -> u64 {

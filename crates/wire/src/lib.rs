@@ -1,8 +1,8 @@
 //! What travels between MilpaFS processes: frames, and the messages of protocol version 1.
 //!
 //! A frame ([`frame`]) is a fixed header, a small encoded *body* and a bulk *payload* that is never
-//! copied into or out of the body. Bodies are [postcard] encodings of the enums in [`meta`],
-//! [`data`], [`manager`] and [`handshake`]; the variant order is part of the protocol, so variants
+//! copied into or out of the body. Bodies are [postcard] encodings of the enums in [`meta`]
+//! (with [`check`]), [`data`], [`manager`] and [`handshake`]; the variant order is part of the protocol, so variants
 //! are only ever appended within a version.
 //!
 //! Decoding is total: hostile bytes give a [`DecodeError`], never a panic, and take no more memory
@@ -13,6 +13,7 @@
 //! Sockets, clocks and retries (`milpa-host`), and the Raft messages themselves: they travel as
 //! opaque one-way bodies and are `milpa-raft`'s own business.
 
+pub mod check;
 pub mod data;
 #[cfg(any(test, feature = "decoders"))]
 pub mod decoder;

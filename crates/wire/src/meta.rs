@@ -6,6 +6,8 @@ use milpa_types::{
 };
 use serde::{Deserialize, Serialize};
 
+use crate::check::{MetaCheck, MetaChecked};
+
 /// Entries in one readdir page, at most.
 pub const READDIR_ENTRIES_MAX: u32 = 4096;
 /// Requests in one batch, at most.
@@ -128,6 +130,13 @@ pub enum MetaRequest {
     StateHash {
         /// Which partition.
         partition: PartitionId,
+    },
+    /// From an operator: `milpa fsck` looks at the state, which it does not change.
+    Check {
+        /// Which partition.
+        partition: PartitionId,
+        /// What it wants to know.
+        check: MetaCheck,
     },
 }
 
@@ -438,6 +447,8 @@ pub enum MetaAnswer {
         /// Hash of the state there.
         hash: u64,
     },
+    /// Check.
+    Checked(MetaChecked),
 }
 
 /// The reply body of every meta node.

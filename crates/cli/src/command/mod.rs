@@ -1,6 +1,7 @@
 //! The commands, one file for each family.
 
 pub mod down;
+pub mod fsck;
 pub mod info;
 pub mod init;
 pub mod mount;

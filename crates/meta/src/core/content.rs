@@ -12,23 +12,25 @@
 
 use std::collections::BTreeSet;
 
-use milpa_types::{Column, Columns, FreedRange, InodeId, Segment};
+use milpa_types::{FreedRange, InodeId, Segment};
 
 use super::Partition;
 use super::inode::{Body, Inode};
 use super::table::{Number, SegmentRecord};
 
-/// The one column of a segment that this module works on.
-fn column(segment: &Segment) -> Option<Column> {
-    match segment.columns {
-        Columns::One(column) => Some(column),
-        Columns::Striped { .. } => None,
+/// A segment as its table keeps it.
+pub(crate) fn segment_of(end: Number, record: SegmentRecord) -> Segment {
+    Segment {
+        offset: end.0.saturating_sub(record.length),
+        length: record.length,
+        columns: record.columns,
+        flushed: record.flushed,
     }
 }
 
 /// Whether both map the file's bytes to the same bytes of the same extent.
 fn is_same_place(a: &Segment, b: &Segment) -> bool {
-    let (Some(at), Some(bt)) = (column(a), column(b)) else {
+    let (Some(at), Some(bt)) = (a.column(), b.column()) else {
         return a == b;
     };
     at.partition == bt.partition
@@ -47,12 +49,7 @@ impl Partition {
         // Records are keyed by their end: the first above `start` is the first that overlaps.
         let records = self.tables.segments.range(&(inode, Number(start.saturating_add(1))));
         let of_inode = records.take_while(move |(key, _)| key.0 == inode);
-        let segments = of_inode.map(|((_, at), record)| Segment {
-            offset: at.0.saturating_sub(record.length),
-            length: record.length,
-            columns: record.columns,
-            flushed: record.flushed,
-        });
+        let segments = of_inode.map(|((_, at), record)| segment_of(at, record));
         segments.take_while(move |segment| segment.offset < end)
     }
 
@@ -76,7 +73,7 @@ impl Partition {
 
     /// Puts the segment's bytes on the free list.
     fn free_bytes(&mut self, segment: &Segment) {
-        if let Some(column) = column(segment) {
+        if let Some(column) = segment.column() {
             let range = FreedRange {
                 partition: column.partition,
                 extent: column.extent,
@@ -217,7 +214,7 @@ impl Partition {
         let mut extents = BTreeSet::new();
         for segment in &segments {
             self.drop_record(inode, segment);
-            let Some(column) = column(segment) else { continue };
+            let Some(column) = segment.column() else { continue };
             if column.extent.is_small() {
                 self.free_bytes(segment);
             } else {
@@ -242,7 +239,7 @@ impl Partition {
     pub(crate) fn refers_to(&self, inode: InodeId, range: &FreedRange) -> bool {
         let end = range.offset.saturating_add(range.length);
         self.segments(inode).any(|segment| {
-            column(&segment).is_some_and(|column| {
+            segment.column().is_some_and(|column| {
                 column.partition == range.partition
                     && column.extent == range.extent
                     && column.offset < end

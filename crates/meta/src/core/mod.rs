@@ -15,7 +15,7 @@
 //! * `engine`: how an operation is planned and committed, in one entry or across partitions;
 //!   `participant`: the other side of it.
 //! * `sessions`: leases and the request-id table; `offers`: unpublished bytes.
-//! * `read`: what changes nothing.
+//! * `read`: what changes nothing; `check`: whether all this is so.
 //! * `table` and `tree`: all state is in copy-on-write trees of bytes; `snapshot` writes them.
 //!
 //! # Invariants
@@ -33,6 +33,7 @@
 //! set them), clocks, leases and leadership (the shell), quotas and locks of files (later), and any
 //! isolation of cross-partition operations beyond their locks (with the POSIX work).
 
+mod check;
 mod command;
 mod content;
 mod engine;

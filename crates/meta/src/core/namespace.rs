@@ -203,7 +203,7 @@ impl Partition {
         }
     }
 
-    fn is_held(&self, inode: InodeId) -> bool {
+    pub(crate) fn is_held(&self, inode: InodeId) -> bool {
         self.tables.held.range(&inode).next().is_some_and(|(key, ())| key.0 == inode)
     }
 

@@ -46,6 +46,19 @@ pub(crate) enum Prepared {
     Drop { inode: InodeId, held: Option<SessionId> },
 }
 
+impl Prepared {
+    /// The inode whose link count or existence it is about.
+    pub(crate) fn inode(&self) -> Option<InodeId> {
+        match self {
+            Prepared::Inode { inode }
+            | Prepared::Link { inode }
+            | Prepared::RemoveDirectory { inode }
+            | Prepared::Drop { inode, .. } => Some(*inode),
+            Prepared::Take { .. } => None,
+        }
+    }
+}
+
 fn kind(step: &Step) -> Option<IntentKind> {
     Some(IntentKind(match step {
         Step::PrepareInode { .. } => 0,

@@ -102,6 +102,12 @@ pub(crate) struct Table<K, V> {
     types: PhantomData<(K, V)>,
 }
 
+impl<K, V> Clone for Table<K, V> {
+    fn clone(&self) -> Self {
+        Table { tree: self.tree.clone(), types: PhantomData }
+    }
+}
+
 impl<K, V> Default for Table<K, V> {
     fn default() -> Self {
         Table { tree: Tree::default(), types: PhantomData }
@@ -205,8 +211,8 @@ pub(crate) enum Answer {
     Running(OperationId),
 }
 
-/// Everything a partition holds, its counters excepted.
-#[derive(Default)]
+/// Everything a partition holds, its counters excepted. A clone shares what neither side changes.
+#[derive(Clone, Default)]
 pub(crate) struct Tables {
     /// CFS's inodeTree.
     pub inodes: Table<InodeId, Inode>,

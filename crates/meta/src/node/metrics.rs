@@ -35,6 +35,7 @@ pub(crate) fn operation_of(request: &MetaRequest) -> Operation {
         MetaRequest::Configure { .. } => "configure",
         MetaRequest::TransferLeader { .. } => "transfer_leader",
         MetaRequest::StateHash { .. } => "state_hash",
+        MetaRequest::Check { .. } => "check",
     }
 }
 

@@ -52,6 +52,7 @@ use crate::config::MetaNodeConfig;
 
 mod apply;
 mod batch;
+mod check;
 mod context;
 mod coordinate;
 mod deletion;

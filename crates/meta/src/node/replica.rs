@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use milpa_host::clock::Instant;
 use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
 use milpa_types::{MetaError, NodeId, PartitionId, SessionId, VolumeId};
+use milpa_wire::check::MetaCheck;
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
 
 use super::leases::Leases;
@@ -83,6 +84,8 @@ pub(crate) enum Query {
     Inquire(OperationId),
     /// A data node's question about unpublished bytes.
     Offers(Vec<ExtentOffer>),
+    /// A question of `milpa fsck`.
+    Check(MetaCheck),
 }
 
 /// A cross-partition operation that is being driven.

@@ -76,6 +76,9 @@ impl Shell {
                 self.transfer_leader(multi, asker, partition, to, responder);
             }
             MetaRequest::StateHash { partition } => self.state_hash(partition, responder),
+            MetaRequest::Check { partition, check } => {
+                self.query(multi, asker, partition, Query::Check(check), responder);
+            }
         }
     }
 
@@ -189,7 +192,7 @@ impl Shell {
         }
     }
 
-    /// Sends an answer, unless it is one that an entry must decide first.
+    /// Sends an answer, unless it is one that an entry must decide first, or that takes a while.
     fn respond(
         &mut self,
         multi: &mut MultiRaft,
@@ -205,6 +208,7 @@ impl Shell {
                 let command = Command::JudgeOffers { offers };
                 self.propose(multi, partition, &command, responder);
             }
+            (Query::Check(check), _) => self.check(partition, check, responder),
             _ => responder.send(&answer),
         }
     }
@@ -226,6 +230,8 @@ fn answer(replica: &Replica, query: &Query) -> MetaReply {
     match query {
         Query::Read(reader, read) => replica.state.read(*reader, read),
         Query::Inquire(operation) => inquire(replica, *operation),
+        // Made of a copy of this state, by a thread.
+        Query::Check(_) => done(),
         Query::Offers(offers) => {
             let verdict = |offer: &ExtentOffer| replica.state.verdict(offer);
             Ok(MetaAnswer::Verdicts(offers.iter().map(verdict).collect()))

@@ -39,6 +39,8 @@ pub(crate) struct Shell {
     pub installs: Vec<InstallSnapshot>,
     /// Snapshots being written or fetched now.
     pub snapshot_jobs: usize,
+    /// One owner more for each question of `milpa fsck` that is being answered.
+    pub checks: Rc<()>,
     /// Numbers for reads that wait for heartbeats; unique in this process.
     pub next_read: u64,
     /// Memory in use is above the limit, or the disk is full: no new inodes.
@@ -58,6 +60,7 @@ impl Shell {
             deleting: BTreeSet::new(),
             installs: Vec::new(),
             snapshot_jobs: 0,
+            checks: Rc::default(),
             next_read: 1,
             is_full: false,
             leaving: false,

@@ -8,6 +8,7 @@ mod crash;
 mod errors;
 mod files;
 mod flush;
+mod fsck;
 mod hostile;
 mod machines;
 mod names;

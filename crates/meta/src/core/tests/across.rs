@@ -323,8 +323,39 @@ impl World {
         panic!("operations do not end");
     }
 
+    /// What `milpa fsck` relies on, at any moment: each partition is sound, and an inode that no
+    /// operation is about has exactly its names.
+    fn check_meanwhile(&self, seed: u64) {
+        for partition in &self.partitions {
+            assert_eq!(super::check::faults(partition), [], "seed {seed}");
+        }
+        let inodes = self.partitions.iter().flat_map(|p| p.tables.inodes.iter());
+        let mut known: Vec<_> = inodes.map(|(id, _)| id).collect();
+        known.extend(
+            self.partitions.iter().flat_map(|p| p.tables.dentries.iter()).map(|(_, d)| d.inode),
+        );
+        known.sort_unstable();
+        known.dedup();
+        for some in known.chunks(1024) {
+            let looks: Vec<_> =
+                self.partitions.iter().map(|p| super::check::look(p, some)).collect();
+            for (index, id) in some.iter().enumerate() {
+                let looks = looks.iter().map(|looks| &looks[index]);
+                let inode = looks.clone().find_map(|look| look.inode);
+                let names: u64 = looks.clone().map(|look| look.names).sum();
+                let is_locked = looks.clone().any(|look| look.is_locked);
+                if is_locked || inode.is_some_and(|inode| inode.is_in_operation) {
+                    continue;
+                }
+                let wanted = inode.map_or(0, |inode| u64::from(inode.names(*id)));
+                assert_eq!(names, wanted, "seed {seed}: {id:?} {inode:?}");
+            }
+        }
+    }
+
     /// The volume as fsck would see it.
     fn check(&self, seed: u64) {
+        self.check_meanwhile(seed);
         let mut names: BTreeMap<InodeId, (u32, FileKind)> = BTreeMap::new();
         let mut children: BTreeMap<InodeId, (u64, u32)> = BTreeMap::new();
         for partition in &self.partitions {
@@ -408,8 +439,11 @@ fn no_orphan_no_dangling_dentry_exact_counts() {
     let (mut done, mut across, mut refused) = (0, 0, 0);
     for seed in 0..300 {
         let mut world = World::new(seed);
-        for _ in 0..1500 {
+        for step in 0..1500 {
             world.step();
+            if step % 50 == 0 {
+                world.check_meanwhile(seed);
+            }
         }
         world.drain();
         world.settle();

@@ -1,6 +1,7 @@
 //! Tests of the whole state machine: what the modules' own tests cannot see.
 
 mod across;
+mod check;
 mod content;
 mod memory;
 mod model;

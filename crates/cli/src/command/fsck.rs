@@ -1,0 +1,125 @@
+//! `milpa fsck`: checks volumes, and prints what is wrong.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use milpa_fsck::{Counts, FsckError, Report, Stage};
+use milpa_host::managers::Managers;
+use milpa_types::VolumeId;
+use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
+
+use super::{MANAGERS_WAIT, ask_managers, block_on, explain, print_json, unexpected};
+use crate::cluster::Cluster;
+use crate::failure::{Failure, Outcome};
+
+/// Between two lines of progress.
+const PROGRESS_EVERY: Duration = Duration::from_millis(500);
+
+/// Checks one volume, or all.
+pub fn run(cluster: &Cluster, volume: Option<String>, json: bool) -> Outcome {
+    let reports = block_on(async {
+        let managers = cluster.managers()?;
+        let mut reports = Vec::new();
+        for volume in volumes(&managers, volume).await? {
+            let mut progress = Progress::new();
+            let mut show = |stage, counts: &Counts| progress.show(stage, counts);
+            let checked = milpa_fsck::check(&managers, volume, &mut show).await;
+            progress.clear();
+            let report = checked.map_err(|error| failed(&error))?;
+            if !json {
+                print(&report);
+            }
+            reports.push(report);
+        }
+        Ok(reports)
+    })?;
+    if json {
+        print_json(&reports)?;
+    }
+    let found: u64 = reports.iter().map(|r| r.findings.len() as u64 + r.unlisted).sum();
+    let unjudged: u64 = reports.iter().map(|report| report.unjudged).sum();
+    if found > 0 {
+        let fix = "docs/operations.md says what each finding means and what to do";
+        return Err(Failure::user(format!("{found} findings")).fix(fix));
+    }
+    if unjudged > 0 {
+        let what = format!("{unjudged} inodes changed all the time and could not be judged");
+        return Err(Failure::cluster(what).fix("run it again when there is less to do"));
+    }
+    Ok(())
+}
+
+async fn volumes(managers: &Managers, name: Option<String>) -> Outcome<Vec<VolumeId>> {
+    let answer = ask_managers(managers, &ManagerRequest::ListVolumes, MANAGERS_WAIT).await?;
+    let ManagerAnswer::Volumes(volumes) = answer else { return Err(unexpected(&answer)) };
+    let is_wanted = |known: &str| name.as_ref().is_none_or(|name| name == known);
+    let wanted = volumes.iter().filter(|one| is_wanted(&one.volume.name));
+    let wanted: Vec<VolumeId> = wanted.map(|one| one.volume.id).collect();
+    match name.filter(|_| wanted.is_empty()) {
+        Some(name) => Err(Failure::cluster(format!("no volume {name:?}")).fix("milpa volume list")),
+        None => Ok(wanted),
+    }
+}
+
+fn failed(error: &FsckError) -> Failure {
+    match error {
+        FsckError::Managers(error) => explain(error),
+        error => Failure::cluster("the volume could not be checked")
+            .because(error)
+            .fix("`milpa status` shows which servers are silent"),
+    }
+}
+
+fn print(report: &Report) {
+    for finding in &report.findings {
+        println!("{finding}");
+    }
+    let Counts { inodes, dentries, segments, .. } = report.counts;
+    let outcome = match report.findings.len() as u64 + report.unlisted {
+        0 if report.unjudged > 0 => format!("{} not judged", report.unjudged),
+        0 => "clean".to_owned(),
+        found if report.unlisted > 0 => {
+            format!("{found} FINDINGS, {} of them not listed", report.unlisted)
+        }
+        found => format!("{found} FINDINGS"),
+    };
+    println!(
+        "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments in {:.1} s: {outcome}",
+        report.volume, report.seconds
+    );
+}
+
+/// One line on a terminal that says how far the check is.
+struct Progress {
+    is_shown: bool,
+    last: Instant,
+    has_line: bool,
+}
+
+impl Progress {
+    fn new() -> Progress {
+        let is_shown = std::io::stderr().is_terminal();
+        Progress { is_shown, last: Instant::now(), has_line: false }
+    }
+
+    fn show(&mut self, stage: Stage, counts: &Counts) {
+        if !self.is_shown || self.last.elapsed() < PROGRESS_EVERY {
+            return;
+        }
+        (self.last, self.has_line) = (Instant::now(), true);
+        let what = match stage {
+            Stage::Inodes => "reading inodes",
+            Stage::Names => "counting names",
+            Stage::Suspects => "looking again at what was changing",
+        };
+        let Counts { inodes, dentries, .. } = counts;
+        eprint!("\r\x1b[K{what}: {inodes} inodes, {dentries} dentries so far");
+        let _ = std::io::stderr().flush();
+    }
+
+    fn clear(&mut self) {
+        if self.has_line {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Asks the servers of a volume, and finds those who lead.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::clock::Instant;
+use milpa_host::managers::{Managers, ManagersError};
+use milpa_types::{
+    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, VolumeId, VolumeView,
+};
+use milpa_wire::check::{CHECK_INODES_MAX, MetaCheck, MetaChecked};
+use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
+use milpa_wire::meta::{MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics};
+
+use crate::suspects::Look;
+
+/// One question to the managers.
+const MANAGERS_WAIT: Duration = Duration::from_secs(10);
+/// One try: a partition looks at millions of names for some questions.
+const TRY_WAIT: Duration = Duration::from_secs(30);
+/// All tries for one question: an election and a restart are over by then.
+const WAIT: Duration = Duration::from_secs(90);
+/// Pause between tries.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Why a volume could not be checked to the end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FsckError {
+    /// The managers.
+    #[error("the managers did not answer")]
+    Managers(#[from] ManagersError),
+    /// A partition's leader was not found, or did not answer.
+    #[error("partition {partition} gave no answer within {waited_s} s (last: {last})")]
+    Silent {
+        /// Which.
+        partition: PartitionId,
+        /// How long.
+        waited_s: u64,
+        /// What it was last.
+        last: String,
+    },
+    /// An answer of another kind than the question's.
+    #[error("{whom} answered something else")]
+    Strange {
+        /// Who.
+        whom: String,
+    },
+}
+
+/// The servers of one volume.
+pub(crate) struct Servers<'a> {
+    managers: &'a Managers,
+    view: VolumeView,
+    leaders: BTreeMap<PartitionId, NodeId>,
+}
+
+impl<'a> Servers<'a> {
+    pub(crate) async fn of(managers: &'a Managers, volume: VolumeId) -> Result<Self, FsckError> {
+        let view = fetch(managers, volume).await?;
+        Ok(Servers { managers, view, leaders: BTreeMap::new() })
+    }
+
+    /// The volume's partitions, as last fetched.
+    pub(crate) fn view(&self) -> &VolumeView {
+        &self.view
+    }
+
+    /// Fetches the partitions anew.
+    pub(crate) async fn refresh(&mut self) -> Result<(), FsckError> {
+        self.view = fetch(self.managers, self.view.volume.id).await?;
+        Ok(())
+    }
+
+    /// The meta partitions, by slot.
+    pub(crate) fn meta(&self) -> Vec<PartitionId> {
+        let mut meta: Vec<&MetaPartition> = self.view.meta.iter().collect();
+        meta.sort_by_key(|partition| partition.slot);
+        meta.iter().map(|partition| partition.id).collect()
+    }
+
+    /// Asks a meta partition a question.
+    pub(crate) async fn check(
+        &mut self,
+        partition: PartitionId,
+        check: MetaCheck,
+    ) -> Result<MetaChecked, FsckError> {
+        match self.ask(&MetaRequest::Check { partition, check }, partition).await? {
+            MetaAnswer::Checked(checked) => Ok(checked),
+            _ => Err(strange(partition)),
+        }
+    }
+
+    /// What all partitions together know of each of these inodes.
+    pub(crate) async fn look(&mut self, inodes: &[InodeId]) -> Result<Vec<Look>, FsckError> {
+        let mut looks = vec![Look::default(); inodes.len()];
+        for (looks, inodes) in
+            looks.chunks_mut(CHECK_INODES_MAX).zip(inodes.chunks(CHECK_INODES_MAX))
+        {
+            for partition in self.meta() {
+                let check = MetaCheck::Names { inodes: inodes.to_vec() };
+                let MetaChecked::Names(known) = self.check(partition, check).await? else {
+                    return Err(strange(partition));
+                };
+                looks.iter_mut().zip(known).for_each(|(look, looked)| look.add(looked));
+            }
+        }
+        Ok(looks)
+    }
+
+    /// What a meta partition counts of itself.
+    pub(crate) async fn statistics(
+        &mut self,
+        partition: PartitionId,
+    ) -> Result<MetaStatistics, FsckError> {
+        let read = MetaRead::Statistics;
+        let request = MetaRequest::Read { partition, reader: None, read };
+        match self.ask(&request, partition).await? {
+            MetaAnswer::Statistics(statistics) => Ok(statistics),
+            _ => Err(strange(partition)),
+        }
+    }
+
+    /// Asks the leader of a meta partition until it answers.
+    async fn ask(
+        &mut self,
+        request: &MetaRequest,
+        partition: PartitionId,
+    ) -> Result<MetaAnswer, FsckError> {
+        let started = Instant::now();
+        let (mut turn, mut last) = (0, "nobody was asked".to_owned());
+        while started.elapsed() < WAIT {
+            let node = self.leader(partition, turn);
+            turn += 1;
+            match self.ask_node(node, request).await {
+                Ok(Ok(answer)) => {
+                    self.leaders.extend(node.map(|node| (partition, node)));
+                    return Ok(answer);
+                }
+                Ok(Err(MetaError::NotLeader { leader: Some(leader) })) if Some(leader) != node => {
+                    self.leaders.insert(partition, leader);
+                    continue;
+                }
+                Ok(Err(error)) => {
+                    last = error.to_string();
+                    if error.next() == Next::RefreshRoute {
+                        self.refresh().await?;
+                    }
+                }
+                Err(error) => last = error,
+            }
+            self.leaders.remove(&partition);
+            tokio::time::sleep(PAUSE).await;
+        }
+        Err(FsckError::Silent { partition, waited_s: started.elapsed().as_secs(), last })
+    }
+
+    /// Whom to ask: who leads, as far as known; else one member after the other.
+    fn leader(&self, partition: PartitionId, turn: usize) -> Option<NodeId> {
+        let record = self.view.meta.iter().find(|meta| meta.id == partition)?;
+        let known = self.leaders.get(&partition).copied();
+        let hint = record.leader.filter(|_| turn == 0);
+        let in_turn = || record.members.get(turn % record.members.len().max(1)).copied();
+        known.or(hint).or_else(in_turn)
+    }
+
+    async fn ask_node(
+        &self,
+        node: Option<NodeId>,
+        request: &MetaRequest,
+    ) -> Result<MetaReply, String> {
+        let node = node.ok_or("the partition has no members")?;
+        let known = self.view.nodes.iter().find(|known| known.id == node);
+        let address = known.ok_or(format!("nobody knows where node {node} is"))?.address;
+        let pool = self.managers.pool();
+        let called = pool.call(address, Role::Meta, request, Bytes::new(), TRY_WAIT).await;
+        called.map(|(reply, _)| reply).map_err(|error| error.to_string())
+    }
+}
+
+async fn fetch(managers: &Managers, volume: VolumeId) -> Result<VolumeView, FsckError> {
+    match managers.call(&ManagerRequest::GetVolumeById { volume }, MANAGERS_WAIT).await? {
+        ManagerAnswer::Volume(view) => Ok(*view),
+        _ => Err(FsckError::Strange { whom: "the manager".to_owned() }),
+    }
+}
+
+pub(crate) fn strange(partition: PartitionId) -> FsckError {
+    FsckError::Strange { whom: format!("partition {partition}") }
+}

@@ -1,0 +1,147 @@
+//! The check of one volume, from its partitions to its report.
+
+use milpa_host::clock::Instant;
+use milpa_host::managers::Managers;
+use milpa_types::{MetaPartition, VolumeId, VolumeView};
+use serde::Serialize;
+
+use crate::ask::{FsckError, Servers};
+use crate::finding::{Code, Finding};
+use crate::{names, paths};
+
+/// Findings that are told one by one; the others are counted.
+const FINDINGS_MAX: usize = 10_000;
+/// Replicas of a meta partition, at least.
+const META_REPLICAS: usize = 3;
+
+/// What was looked at.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Counts {
+    /// Inodes.
+    pub inodes: u64,
+    /// Names.
+    pub dentries: u64,
+    /// Segments of content maps.
+    pub segments: u64,
+    /// Inodes that were looked at several times, as something was being done to them.
+    pub suspects: u64,
+}
+
+/// The outcome for one volume.
+#[derive(Clone, Debug, Serialize)]
+pub struct Report {
+    /// Its name.
+    pub volume: String,
+    /// What was looked at.
+    pub counts: Counts,
+    /// What is wrong.
+    pub findings: Vec<Finding>,
+    /// Further findings that are not listed.
+    pub unlisted: u64,
+    /// Inodes that could not be judged: they changed whenever they were looked at.
+    pub unjudged: u64,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+impl Report {
+    /// Whether all was judged, and nothing is wrong.
+    #[must_use]
+    pub fn is_clean(&self) -> bool {
+        self.findings.is_empty() && self.unlisted == 0 && self.unjudged == 0
+    }
+}
+
+/// What is being done, for who waits.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage {
+    /// Inodes are read.
+    Inodes,
+    /// Names are counted.
+    Names,
+    /// What looked wrong is looked at again.
+    Suspects,
+}
+
+/// Checks one volume while it is in use. `tell` hears how far it is, now and then.
+///
+/// # Errors
+///
+/// When some partition does not answer: nothing can be said of the volume then.
+pub async fn check(
+    managers: &Managers,
+    volume: VolumeId,
+    tell: &mut dyn FnMut(Stage, &Counts),
+) -> Result<Report, FsckError> {
+    let started = Instant::now();
+    let mut servers = Servers::of(managers, volume).await?;
+    let mut found = Found::new(tell);
+    of_view(servers.view()).into_iter().for_each(|finding| found.add(finding));
+    names::check(&mut servers, &mut found).await?;
+    paths::find(&mut servers, &mut found.findings).await?;
+    Ok(Report {
+        volume: servers.view().volume.name.clone(),
+        counts: found.counts,
+        findings: found.findings,
+        unlisted: found.unlisted,
+        unjudged: found.unjudged,
+        seconds: started.elapsed().as_secs_f64(),
+    })
+}
+
+/// What was found so far.
+pub(crate) struct Found<'a> {
+    pub counts: Counts,
+    pub findings: Vec<Finding>,
+    pub unlisted: u64,
+    pub unjudged: u64,
+    tell: &'a mut dyn FnMut(Stage, &Counts),
+}
+
+impl<'a> Found<'a> {
+    fn new(tell: &'a mut dyn FnMut(Stage, &Counts)) -> Found<'a> {
+        let counts = Counts::default();
+        Found { counts, findings: Vec::new(), unlisted: 0, unjudged: 0, tell }
+    }
+
+    /// Notes a finding; of very many the number only.
+    pub(crate) fn add(&mut self, finding: Finding) {
+        if self.findings.len() < FINDINGS_MAX {
+            self.findings.push(finding);
+        } else {
+            self.unlisted += 1;
+        }
+    }
+
+    /// Tells how far the check is.
+    pub(crate) fn tell(&mut self, stage: Stage) {
+        (self.tell)(stage, &self.counts);
+    }
+}
+
+/// Slots without gaps, and as many replicas as there should be.
+fn of_view(view: &VolumeView) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut add = |code, text| findings.push(Finding::new(code, None, text));
+    let mut meta: Vec<&MetaPartition> = view.meta.iter().collect();
+    meta.sort_by_key(|partition| partition.slot);
+    for (slot, partition) in (0..).zip(&meta) {
+        let (id, found) = (partition.id, partition.slot.0);
+        if found != slot {
+            let text = format!("meta partition {id} has slot {found} where {slot} is due");
+            add(Code::PartitionRanges, text);
+        }
+        let replicas = partition.members.len();
+        if replicas < META_REPLICAS {
+            let text = format!("meta partition {id} has {replicas} of {META_REPLICAS} replicas");
+            add(Code::FewReplicas, text);
+        }
+    }
+    let wanted = usize::from(view.volume.options.replicas);
+    for partition in view.data.iter().filter(|partition| partition.members.len() < wanted) {
+        let (id, replicas) = (partition.id, partition.members.len());
+        let text = format!("data partition {id} has {replicas} of {wanted} replicas in service");
+        add(Code::FewReplicas, text);
+    }
+    findings
+}

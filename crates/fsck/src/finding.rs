@@ -1,0 +1,178 @@
+//! What is wrong, in words.
+
+use std::fmt;
+
+use milpa_types::{FileKind, InodeId, Name};
+use milpa_wire::check::{Fault, FaultKind};
+use serde::Serialize;
+
+use crate::suspects::{Look, Wrong};
+
+/// The kind of a finding. docs/operations.md has a row for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Code {
+    /// Inode ranges of the meta partitions have gaps, or overlap.
+    PartitionRanges,
+    /// A partition has fewer replicas than it should.
+    FewReplicas,
+    /// An inode with an id that its partition never gave.
+    WrongId,
+    /// A directory's size or link count is not what it holds.
+    WrongCounts,
+    /// An inode without links that nobody holds open.
+    Abandoned,
+    /// A hold without session or without inode.
+    StrayHold,
+    /// Allocated bytes that are not those of the content.
+    WrongAllocation,
+    /// A content map that cannot be.
+    WrongContent,
+    /// Segments or names of an inode that is not there.
+    StrayRecords,
+    /// A name of an inode that is not there.
+    MissingInode,
+    /// A name that says another type than its inode.
+    WrongKind,
+    /// An inode without a name.
+    NoName,
+    /// A directory with several names.
+    ManyNames,
+    /// A link count that is not the number of names.
+    WrongLinks,
+}
+
+impl Code {
+    /// The word for it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Code::PartitionRanges => "partition-ranges",
+            Code::FewReplicas => "few-replicas",
+            Code::WrongId => "wrong-id",
+            Code::WrongCounts => "wrong-counts",
+            Code::Abandoned => "abandoned",
+            Code::StrayHold => "stray-hold",
+            Code::WrongAllocation => "wrong-allocation",
+            Code::WrongContent => "wrong-content",
+            Code::StrayRecords => "stray-records",
+            Code::MissingInode => "missing-inode",
+            Code::WrongKind => "wrong-kind",
+            Code::NoName => "no-name",
+            Code::ManyNames => "many-names",
+            Code::WrongLinks => "wrong-links",
+        }
+    }
+}
+
+/// Something that is not as it should be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// Its kind.
+    pub code: Code,
+    /// The inode that it is about, if it is about one.
+    pub inode: Option<InodeId>,
+    /// A path of that inode below the volume's root, if one was found.
+    pub path: Option<String>,
+    /// What is wrong.
+    pub text: String,
+}
+
+impl Finding {
+    pub(crate) fn new(code: Code, inode: impl Into<Option<InodeId>>, text: String) -> Finding {
+        Finding { code, inode: inode.into(), path: None, text }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.code.as_str())?;
+        match (&self.path, self.inode) {
+            (Some(path), Some(inode)) => write!(f, "{path} (inode {inode}): ")?,
+            (None, Some(inode)) => write!(f, "inode {inode}: ")?,
+            (_, None) => {}
+        }
+        f.write_str(&self.text)
+    }
+}
+
+/// A name as a person can read it.
+pub(crate) fn shown(name: &Name) -> String {
+    String::from_utf8_lossy(name.as_bytes()).into_owned()
+}
+
+/// What a partition found out about itself.
+pub(crate) fn of_fault(fault: &Fault) -> Finding {
+    let (code, text) = match &fault.what {
+        FaultKind::WrongId => (Code::WrongId, "its partition never gave this id".to_owned()),
+        FaultKind::WrongCounts { size, entries, link_count, links } => (
+            Code::WrongCounts,
+            format!(
+                "size {size} and link count {link_count}, but {entries} entries and {links} links"
+            ),
+        ),
+        FaultKind::Abandoned => (Code::Abandoned, "no links, and nobody holds it open".to_owned()),
+        FaultKind::HeldByNobody { session } => {
+            (Code::StrayHold, format!("held open by session {session}, which does not live"))
+        }
+        FaultKind::HeldButGone => (Code::StrayHold, "held open, but not there".to_owned()),
+        FaultKind::WrongAllocation { allocated, counted } => {
+            (Code::WrongAllocation, format!("{allocated} bytes allocated, but {counted} held"))
+        }
+        FaultKind::ContentBeyondSize { size, end } => {
+            (Code::WrongContent, format!("content up to {end}, but size {size}"))
+        }
+        FaultKind::SegmentsOverlap { offset } => {
+            (Code::WrongContent, format!("segments overlap at {offset}"))
+        }
+        FaultKind::WrongContent => {
+            (Code::WrongContent, "content of two kinds, or of no file".to_owned())
+        }
+        FaultKind::ContentOfNone { segments } => {
+            (Code::StrayRecords, format!("{segments} segments of an inode that is not there"))
+        }
+        FaultKind::NamesInNone { names } => {
+            (Code::StrayRecords, format!("{names} names in what is no directory"))
+        }
+        FaultKind::NamesNothing { name, inode } => (
+            Code::MissingInode,
+            format!("its entry {:?} names inode {inode}, which is not there", shown(name)),
+        ),
+        FaultKind::WrongKind { name, inode } => (
+            Code::WrongKind,
+            format!("its entry {:?} says another type than inode {inode} has", shown(name)),
+        ),
+    };
+    Finding::new(code, fault.inode, text)
+}
+
+/// What several looks agreed upon.
+pub(crate) fn of_look(id: InodeId, look: &Look, wrong: Wrong) -> Finding {
+    let what = look.inode.map_or("missing", |inode| word(inode.kind));
+    let links = look.inode.map_or(0, |inode| inode.link_count);
+    let size = look.inode.map_or(0, |inode| inode.size);
+    let names = look.names;
+    let (code, text) = match wrong {
+        Wrong::Missing => (Code::MissingInode, format!("not there, but {names} names name it")),
+        Wrong::Nameless => (
+            Code::NoName,
+            format!("{what} of size {size} with link count {links} that no name names"),
+        ),
+        Wrong::ManyNames => (Code::ManyNames, format!("{what} with {names} names")),
+        Wrong::Links => (Code::WrongLinks, format!("link count {links}, but {names} names")),
+        Wrong::OtherKind => (Code::WrongKind, format!("{what} with a name of another type")),
+    };
+    Finding::new(code, id, text)
+}
+
+fn word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::File => "file",
+        FileKind::Directory => "directory",
+        FileKind::Symlink => "symlink",
+        FileKind::Fifo => "fifo",
+        FileKind::Socket => "socket",
+        FileKind::CharDevice => "character device",
+        FileKind::BlockDevice => "block device",
+    }
+}

@@ -1,0 +1,114 @@
+//! `milpa fsck`: clean is what is sound, also in use; what is damaged is found.
+
+use std::io::Read;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use milpa_testbed::Testbed;
+use serde_json::Value;
+
+use crate::{pattern, write_synced};
+
+/// Makes, links, moves and removes files and directories, across partitions, until `stop` is there.
+const NAMES_LOAD: &str = r#"
+cd "$1" && i=0
+for d in 0 1 2 3 4 5 6 7; do mkdir -p d$d; done
+while [ ! -e ../stop ]; do
+  i=$((i+1)); a=$((i%8)); b=$(((i*5+3)%8))
+  echo $i > d$a/f$i && ln d$a/f$i d$b/g$i && mv d$a/f$i d$b/h$i || exit 1
+  mkdir d$a/s$i && mv d$a/s$i d$b/t$i && mv d$b/t$i d$a/t$i && rmdir d$a/t$i || exit 1
+  rm d$b/g$i || exit 1
+  if [ $((i%3)) = 0 ]; then rm d$b/h$i || exit 1; fi
+done
+"#;
+
+/// A shell, with what it works on as `$1`.
+fn shell(script: &str, directory: &Path) -> Child {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", script, "load"])
+        .arg(directory)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// The report of the one volume, and the exit code.
+fn fsck(bed: &Testbed, words: &[&str]) -> (Value, Option<i32>) {
+    let output = bed.milpa_output(&[&["--json", "fsck"], words].concat()).unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let reports: Value = serde_json::from_str(&text).unwrap_or_else(|e| {
+        panic!("{e}: {text}{}", String::from_utf8_lossy(&output.stderr));
+    });
+    (reports[0].clone(), output.status.code())
+}
+
+#[track_caller]
+fn assert_clean(bed: &Testbed) -> Value {
+    let (report, code) = fsck(bed, &[]);
+    assert_eq!((code, &report["findings"]), (Some(0), &Value::Array(Vec::new())), "{report}");
+    report
+}
+
+/// A file of each kind: in the inode, shared extent, several packets, with holes, empty, links.
+fn make_one_of_each(directory: &Path) {
+    let at = |name: &str| directory.join(name);
+    for (seed, size) in [0, 100, 10_000, 5_000_000].into_iter().enumerate() {
+        write_synced(&at(&format!("f{size}")), &pattern(seed as u64, size)).unwrap();
+    }
+    let sparse = std::fs::File::create(at("sparse")).unwrap();
+    sparse.set_len(100 << 20).unwrap();
+    sparse.write_all_at(&pattern(9, 70_000), 50 << 20).unwrap();
+    sparse.sync_all().unwrap();
+    drop(sparse);
+    std::fs::create_dir_all(at("a/b/c")).unwrap();
+    std::fs::hard_link(at("f10000"), at("a/b/hard")).unwrap();
+    std::os::unix::fs::symlink("nowhere", at("a/symlink")).unwrap();
+    let made = Command::new("mkfifo").arg(at("a/b/fifo")).status().unwrap();
+    assert!(made.success());
+}
+
+#[test]
+fn files_of_every_kind_are_clean_and_stay_so_in_use() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    make_one_of_each(&mount.path);
+    // Open, without a name.
+    let script = "exec 3> \"$1/held\"; echo x >&3; rm \"$1/held\"; echo; read line";
+    let mut holder = shell(script, &mount.path);
+    holder.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let text = bed.milpa(&["fsck", "default"]).unwrap();
+    assert!(text.starts_with("volume default: checked ") && text.ends_with(": clean\n"), "{text}");
+    let report = assert_clean(&bed);
+    // The root, 6 files with content of their own or none, 3 directories, symlink, fifo, and what is held.
+    let (inodes, dentries) = (&report["counts"]["inodes"], &report["counts"]["dentries"]);
+    assert_eq!((inodes, dentries), (&12.into(), &11.into()), "{report}");
+
+    let loads: Vec<Child> = ["one", "two"]
+        .map(|name| mount.path.join(name))
+        .iter()
+        .map(|path| {
+            std::fs::create_dir(path).unwrap();
+            shell(NAMES_LOAD, path)
+        })
+        .collect();
+    let (started, mut checks, mut suspects) = (Instant::now(), 0, 0);
+    while started.elapsed() < Duration::from_secs(15) {
+        let report = assert_clean(&bed);
+        checks += 1;
+        suspects += report["counts"]["suspects"].as_u64().unwrap_or(0);
+    }
+    std::fs::write(mount.path.join("stop"), "").unwrap();
+    for load in loads {
+        let output = load.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    }
+    println!("{checks} checks in use; {suspects} inodes were looked at again");
+    assert!(checks > 5, "{checks} checks");
+    assert_clean(&bed);
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    assert_clean(&bed);
+}
