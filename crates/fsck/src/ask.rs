@@ -1,17 +1,20 @@
 //! Asks the servers of a volume, and finds those who lead.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::Instant;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_types::{
-    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, VolumeId, VolumeView,
+    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, Segment, VolumeId,
+    VolumeView,
 };
 use milpa_wire::check::{CHECK_INODES_MAX, MetaCheck, MetaChecked};
+use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
-use milpa_wire::meta::{MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics};
+use milpa_wire::meta::{Content, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics};
 
 use crate::suspects::Look;
 
@@ -19,10 +22,12 @@ use crate::suspects::Look;
 const MANAGERS_WAIT: Duration = Duration::from_secs(10);
 /// One try: a partition looks at millions of names for some questions.
 const TRY_WAIT: Duration = Duration::from_secs(30);
+/// One try with a data node.
+const DATA_WAIT: Duration = Duration::from_secs(10);
 /// All tries for one question: an election and a restart are over by then.
-const WAIT: Duration = Duration::from_secs(90);
+pub(crate) const WAIT: Duration = Duration::from_secs(90);
 /// Pause between tries.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a volume could not be checked to the end.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +92,7 @@ impl<'a> Servers<'a> {
         check: MetaCheck,
     ) -> Result<MetaChecked, FsckError> {
         match self.ask(&MetaRequest::Check { partition, check }, partition).await? {
-            MetaAnswer::Checked(checked) => Ok(checked),
+            Ok(MetaAnswer::Checked(checked)) => Ok(checked),
             _ => Err(strange(partition)),
         }
     }
@@ -117,17 +122,54 @@ impl<'a> Servers<'a> {
         let read = MetaRead::Statistics;
         let request = MetaRequest::Read { partition, reader: None, read };
         match self.ask(&request, partition).await? {
-            MetaAnswer::Statistics(statistics) => Ok(statistics),
+            Ok(MetaAnswer::Statistics(statistics)) => Ok(statistics),
             _ => Err(strange(partition)),
         }
     }
 
-    /// Asks the leader of a meta partition until it answers.
+    /// The content map of a file; `None` if there is no such file.
+    pub(crate) async fn layout(
+        &mut self,
+        inode: InodeId,
+    ) -> Result<Option<Vec<Segment>>, FsckError> {
+        let owner = self.view.meta.iter().find(|meta| meta.slot == inode.slot());
+        let Some(partition) = owner.map(|meta| meta.id) else { return Ok(None) };
+        let read = MetaRead::GetLayout { inode };
+        let request = MetaRequest::Read { partition, reader: None, read };
+        match self.ask(&request, partition).await? {
+            Ok(MetaAnswer::Layout { content: Content::Segments(segments), .. }) => {
+                Ok(Some(segments))
+            }
+            Ok(MetaAnswer::Layout { .. }) | Err(_) => Ok(None),
+            Ok(_) => Err(strange(partition)),
+        }
+    }
+
+    /// Asks a data node once.
+    pub(crate) async fn data(
+        &self,
+        node: NodeId,
+        request: &DataRequest,
+    ) -> Result<DataAnswer, String> {
+        let address = self.address(node)?;
+        let pool = self.managers.pool();
+        let called = pool.call(address, Role::Data, request, Bytes::new(), DATA_WAIT).await;
+        let reply: DataReply = called.map_err(|error| error.to_string())?.0;
+        reply.map_err(|error| format!("node {node}: {error}"))
+    }
+
+    fn address(&self, node: NodeId) -> Result<SocketAddr, String> {
+        let known = self.view.nodes.iter().find(|known| known.id == node);
+        Ok(known.ok_or(format!("nobody knows where node {node} is"))?.address)
+    }
+
+    /// Asks the leader of a meta partition until it answers, if only with a refusal that would come
+    /// again.
     async fn ask(
         &mut self,
         request: &MetaRequest,
         partition: PartitionId,
-    ) -> Result<MetaAnswer, FsckError> {
+    ) -> Result<MetaReply, FsckError> {
         let started = Instant::now();
         let (mut turn, mut last) = (0, "nobody was asked".to_owned());
         while started.elapsed() < WAIT {
@@ -136,12 +178,13 @@ impl<'a> Servers<'a> {
             match self.ask_node(node, request).await {
                 Ok(Ok(answer)) => {
                     self.leaders.extend(node.map(|node| (partition, node)));
-                    return Ok(answer);
+                    return Ok(Ok(answer));
                 }
                 Ok(Err(MetaError::NotLeader { leader: Some(leader) })) if Some(leader) != node => {
                     self.leaders.insert(partition, leader);
                     continue;
                 }
+                Ok(Err(error)) if error.next() == Next::GiveUp => return Ok(Err(error)),
                 Ok(Err(error)) => {
                     last = error.to_string();
                     if error.next() == Next::RefreshRoute {
@@ -171,8 +214,7 @@ impl<'a> Servers<'a> {
         request: &MetaRequest,
     ) -> Result<MetaReply, String> {
         let node = node.ok_or("the partition has no members")?;
-        let known = self.view.nodes.iter().find(|known| known.id == node);
-        let address = known.ok_or(format!("nobody knows where node {node} is"))?.address;
+        let address = self.address(node)?;
         let pool = self.managers.pool();
         let called = pool.call(address, Role::Meta, request, Bytes::new(), TRY_WAIT).await;
         called.map(|(reply, _)| reply).map_err(|error| error.to_string())

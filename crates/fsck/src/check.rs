@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::ask::{FsckError, Servers};
 use crate::finding::{Code, Finding};
-use crate::{names, paths};
+use crate::{bytes, names, paths};
 
 /// Findings that are told one by one; the others are counted.
 const FINDINGS_MAX: usize = 10_000;
@@ -23,6 +23,10 @@ pub struct Counts {
     pub dentries: u64,
     /// Segments of content maps.
     pub segments: u64,
+    /// Extents on data nodes.
+    pub extents: u64,
+    /// Extents to which no file refers: they are being written, or deleted.
+    pub unreferenced: u64,
     /// Inodes that were looked at several times, as something was being done to them.
     pub suspects: u64,
 }
@@ -59,6 +63,8 @@ pub enum Stage {
     Inodes,
     /// Names are counted.
     Names,
+    /// Content maps are compared with what data nodes hold.
+    Content,
     /// What looked wrong is looked at again.
     Suspects,
 }
@@ -78,6 +84,7 @@ pub async fn check(
     let mut found = Found::new(tell);
     of_view(servers.view()).into_iter().for_each(|finding| found.add(finding));
     names::check(&mut servers, &mut found).await?;
+    bytes::check(&mut servers, &mut found).await?;
     paths::find(&mut servers, &mut found.findings).await?;
     Ok(Report {
         volume: servers.view().volume.name.clone(),

@@ -6,6 +6,7 @@ use milpa_types::{FileKind, InodeId, Name};
 use milpa_wire::check::{Fault, FaultKind};
 use serde::Serialize;
 
+use crate::extents::{Reference, What};
 use crate::suspects::{Look, Wrong};
 
 /// The kind of a finding. docs/operations.md has a row for each.
@@ -40,6 +41,16 @@ pub enum Code {
     ManyNames,
     /// A link count that is not the number of names.
     WrongLinks,
+    /// Synced bytes of a file that no replica has.
+    LostBytes,
+    /// Bytes of a file that were never synced, and that no replica has.
+    UnsyncedLost,
+    /// Bytes of a file that some replica does not have.
+    ReplicaLacks,
+    /// Bytes to which two files refer.
+    SharedBytes,
+    /// Bytes in another file's extent, or in none of the volume's data partitions.
+    ForeignBytes,
 }
 
 impl Code {
@@ -61,6 +72,11 @@ impl Code {
             Code::NoName => "no-name",
             Code::ManyNames => "many-names",
             Code::WrongLinks => "wrong-links",
+            Code::LostBytes => "lost-bytes",
+            Code::UnsyncedLost => "unsynced-lost",
+            Code::ReplicaLacks => "replica-lacks",
+            Code::SharedBytes => "shared-bytes",
+            Code::ForeignBytes => "foreign-bytes",
         }
     }
 }
@@ -163,6 +179,35 @@ pub(crate) fn of_look(id: InodeId, look: &Look, wrong: Wrong) -> Finding {
         Wrong::OtherKind => (Code::WrongKind, format!("{what} with a name of another type")),
     };
     Finding::new(code, id, text)
+}
+
+/// What is wrong with bytes of a file.
+pub(crate) fn of_bytes(inode: InodeId, what: What, references: &[Reference]) -> Finding {
+    let (code, text) = match what {
+        What::Lost => (Code::LostBytes, "are on no replica, though they were synced".to_owned()),
+        What::LostUnsynced => {
+            (Code::UnsyncedLost, "are on no replica; they were never synced".to_owned())
+        }
+        What::Lacks(node) => (Code::ReplicaLacks, format!("are not on node {node}")),
+        What::Shared(other) => (Code::SharedBytes, format!("are bytes of inode {other} too")),
+        What::Owned(owner) => {
+            (Code::ForeignBytes, format!("are in an extent that was made for inode {owner}"))
+        }
+        What::NoPartition => {
+            (Code::ForeignBytes, "are in a data partition that the volume does not have".to_owned())
+        }
+    };
+    let bytes: u64 = references.iter().map(|reference| reference.length).sum();
+    let place = references.first().map(|reference| {
+        let (partition, extent) = reference.place;
+        format!("from {} on (data partition {partition}, extent {extent})", reference.file_offset)
+    });
+    let place = place.unwrap_or_default();
+    Finding::new(
+        code,
+        inode,
+        format!("{bytes} bytes in {} ranges, {place}, {text}", references.len()),
+    )
 }
 
 fn word(kind: FileKind) -> &'static str {

@@ -7,15 +7,16 @@
 //! log index, and certain.
 //!
 //! What needs several partitions is put together here, in pages, from answers of different moments: how
-//! many names an inode has (`links`), which replicas have the bytes of a file. Operations are in flight meanwhile, so whatever looks wrong is only *suspected*. A suspect is looked at again, by
+//! many names an inode has (`links`), which replicas have the bytes of a file (`extents`). Operations are in flight meanwhile, so whatever looks wrong is only *suspected*. A suspect is looked at again, by
 //! all partitions at once, until three looks in a row are the same in every detail, none of them in the
 //! middle of an operation (`suspects`). What two looks have in common was all true at one moment
 //! between them; the third is for what changes forth and back.
 //!
 //! # Memory
 //!
-//! Link counts are counted for 524,288 inodes at a time, each time over all names of the volume: 12 MiB,
-//! however large the volume is.
+//! Names are counted for 524,288 inodes at a time, each time over all names of the volume (12 MiB), and
+//! content maps compared with extents for 524,288 references at a time, each time over all content
+//! maps (24 MiB). However large the volume is, that is all.
 //!
 //! # What is deliberately absent
 //!
@@ -23,7 +24,9 @@
 //! managers do that all the time). Cycles of directories: each has one name, and none is reached.
 
 mod ask;
+mod bytes;
 mod check;
+mod extents;
 mod finding;
 mod links;
 mod names;

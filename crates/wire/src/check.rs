@@ -46,12 +46,10 @@ pub enum MetaCheck {
     Segments {
         /// Inode and end within it after which to begin.
         after: Option<(InodeId, u64)>,
-        /// The data partition.
-        data: PartitionId,
-        /// The lowest extent asked for.
-        first: ExtentId,
+        /// The lowest data partition and extent asked for.
+        first: (PartitionId, ExtentId),
         /// The highest.
-        last: ExtentId,
+        last: (PartitionId, ExtentId),
     },
     /// What would become of these bytes if a data node offered them? Decides nothing.
     Offers {

@@ -50,7 +50,7 @@ pub enum DataRequest {
         /// What to free.
         ranges: Vec<FreedRange>,
     },
-    /// Primary to member: an extent's state, for sealing and repair.
+    /// Primary to member: an extent's state, for sealing and repair. From `milpa fsck` too.
     ExtentInfo {
         /// Which partition.
         partition: PartitionId,
@@ -121,7 +121,7 @@ pub enum DataRequest {
         /// asked first and its lengths are given to the others.
         lengths: Vec<(ExtentId, u64)>,
     },
-    /// Primary to member: what is freed of these extents there, at most [`EXTENT_STATES_MAX`] of
+    /// Primary to member, or `milpa fsck`: what is freed of these extents there, at most [`EXTENT_STATES_MAX`] of
     /// them. Members that were away when something was freed are told by the primary.
     Freed {
         /// Which partition.

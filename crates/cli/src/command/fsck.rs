@@ -74,7 +74,7 @@ fn print(report: &Report) {
     for finding in &report.findings {
         println!("{finding}");
     }
-    let Counts { inodes, dentries, segments, .. } = report.counts;
+    let Counts { inodes, dentries, segments, extents, .. } = report.counts;
     let outcome = match report.findings.len() as u64 + report.unlisted {
         0 if report.unjudged > 0 => format!("{} not judged", report.unjudged),
         0 => "clean".to_owned(),
@@ -84,7 +84,7 @@ fn print(report: &Report) {
         found => format!("{found} FINDINGS"),
     };
     println!(
-        "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments in {:.1} s: {outcome}",
+        "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments, {extents} extents in {:.1} s: {outcome}",
         report.volume, report.seconds
     );
 }
@@ -110,6 +110,7 @@ impl Progress {
         let what = match stage {
             Stage::Inodes => "reading inodes",
             Stage::Names => "counting names",
+            Stage::Content => "comparing content maps with extents",
             Stage::Suspects => "looking again at what was changing",
         };
         let Counts { inodes, dentries, .. } = counts;

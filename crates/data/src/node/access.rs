@@ -9,12 +9,8 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
     let roles: &[Role] = match request {
         R::Append(_) | R::Flush { .. } | R::Overwrite(_) | R::Close { .. } => &[Role::Client],
         R::Read(_) => &[Role::Client, Role::Data, Role::Admin],
-        R::Replicate(_)
-        | R::ExtentInfo { .. }
-        | R::Seal { .. }
-        | R::Fetch { .. }
-        | R::Freed { .. }
-        | R::Returned { .. } => &[Role::Data],
+        R::Replicate(_) | R::Seal { .. } | R::Fetch { .. } | R::Returned { .. } => &[Role::Data],
+        R::ExtentInfo { .. } | R::Freed { .. } => &[Role::Data, Role::Admin],
         R::Free { .. } => &[Role::Meta, Role::Data],
         R::CreatePartition(_)
         | R::DeletePartition { .. }

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::iter::Peekable;
+use std::ops::RangeInclusive;
 
 use milpa_types::{ExtentId, FileKind, InodeId, MetaError, Name, PartitionId, SessionId};
 use milpa_wire::check::{
@@ -47,8 +48,8 @@ impl Partition {
             MetaCheck::Names { inodes } if inodes.len() <= CHECK_INODES_MAX => {
                 MetaChecked::Names(self.look(inodes))
             }
-            MetaCheck::Segments { after, data, first, last } => {
-                self.check_segments(*after, *data, (*first, *last))
+            MetaCheck::Segments { after, first, last } => {
+                self.check_segments(*after, *first..=*last)
             }
             MetaCheck::Offers { offers } if offers.len() <= CHECK_INODES_MAX => {
                 MetaChecked::Offers(offers.iter().map(|offer| self.judge(offer)).collect())
@@ -149,8 +150,7 @@ impl Partition {
     fn check_segments(
         &self,
         after: Option<(InodeId, u64)>,
-        data: PartitionId,
-        (first, last): (ExtentId, ExtentId),
+        asked: RangeInclusive<(PartitionId, ExtentId)>,
     ) -> MetaChecked {
         let after = after.map(|(inode, end)| (inode, Number(end)));
         let records = match &after {
@@ -162,10 +162,8 @@ impl Partition {
         for _ in 0..CHECK_RECORDS_MAX {
             let Some(((inode, end), record)) = records.next() else { break };
             let segment = segment_of(end, record);
-            let is_asked = segment.column().is_some_and(|column| {
-                column.partition == data && (first..=last).contains(&column.extent)
-            });
-            if is_asked {
+            let column = segment.column();
+            if column.is_some_and(|column| asked.contains(&(column.partition, column.extent))) {
                 found.push((inode, segment));
             }
             at = Some((inode, end.0));

@@ -212,8 +212,8 @@ fn pages_of_all_kinds_together_hold_everything_once() {
     named.sort_unstable();
     assert!(named.iter().copied().eq(100..=60_000));
 
-    let data = PartitionId(9);
-    let check = MetaCheck::Segments { after: None, data, first: ExtentId(2), last: ExtentId(3) };
+    let (first, last) = ((PartitionId(9), ExtentId(2)), (PartitionId(9), ExtentId(3)));
+    let check = MetaCheck::Segments { after: None, first, last };
     let MetaChecked::Segments { found, next } = checked(partition, &check) else { panic!() };
     assert_eq!(next, None);
     let extent = |found: &(InodeId, Segment)| found.1.column().unwrap().extent.0;
