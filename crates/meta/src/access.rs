@@ -26,6 +26,7 @@ pub fn is_allowed(role: Role, request: &MetaRequest) -> bool {
         | MetaRequest::TransferLeader { .. } => &[Manager],
         MetaRequest::Report => &[Manager, Admin],
         MetaRequest::Check { .. } => &[Admin],
+        MetaRequest::RefuseReplica { .. } => &[Manager],
         MetaRequest::StateHash { .. } => &[Admin, Manager],
     };
     allowed.contains(&role)
@@ -46,7 +47,7 @@ mod tests {
     };
     use milpa_wire::check::MetaCheck;
     use milpa_wire::meta::{
-        CreateMetaPartition, MetaRead, MetaWrite, OperationId, RequestId, Step,
+        CreateMetaPartition, MetaRead, MetaWrite, OperationId, RequestId, StateMark, Step,
     };
 
     /// The whole matrix: every request by every role.
@@ -65,6 +66,7 @@ mod tests {
         };
         let now = Timestamp(0);
         let options = VolumeOptions::default();
+        let mark = StateMark { format: 1, index: 1, hash: 1 };
         let names = MetaCheck::Names { inodes: Vec::new() };
         let rows = [
             (
@@ -89,6 +91,7 @@ mod tests {
             (MetaRequest::TransferLeader { partition, to: NodeId(1) }, "manager"),
             (MetaRequest::StateHash { partition }, "manager admin"),
             (MetaRequest::Check { partition, check: names }, "admin"),
+            (MetaRequest::RefuseReplica { partition, mark }, "manager"),
         ];
         for (request, expected) in rows {
             let roles = [Role::Manager, Role::Meta, Role::Data, Role::Client, Role::Admin];

@@ -10,11 +10,14 @@ use std::time::{Duration, Instant};
 
 use cluster::client::{create, name};
 use cluster::{Cluster, PATIENCE, eventually};
+use milpa_meta::core::{Partition, PartitionSetup};
 use milpa_types::{
     Column, ExtentId, FileKind, InodeId, MetaError, MetaSlot, PartitionId, Segment, Timestamp,
     VolumeOptions,
 };
-use milpa_wire::meta::{MetaAnswer, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish};
+use milpa_wire::meta::{
+    MetaAnswer, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish, StateMark,
+};
 
 const FIRST: PartitionId = PartitionId(100);
 
@@ -184,6 +187,78 @@ fn a_replica_too_far_behind_fetches_a_snapshot() {
     assert!(!cluster.snapshots_of(away, FIRST).is_empty(), "it holds the snapshot it fetched");
     client.create(&cluster, "afterwards");
     cluster.equal_hashes(FIRST);
+}
+
+/// The last mark of a replica in its node's report.
+fn mark(cluster: &Cluster, node: usize) -> Option<StateMark> {
+    let to = cluster.manager.address_of(cluster.nodes[node].id);
+    let Ok(MetaAnswer::Report(report)) = cluster.manager.ask(to, &MetaRequest::Report) else {
+        return None;
+    };
+    report.partitions.first()?.marks.last().copied()
+}
+
+/// A disk that lies in a way that no checksum shows: the newest snapshot is one of another state.
+fn forge_snapshot(path: &std::path::Path) {
+    let bytes = std::fs::read(path).unwrap();
+    let header = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize;
+    let (shell, core) = bytes.split_at(16 + header);
+    let (_, described) = milpa_meta::core::restore(core).unwrap();
+    let mut empty = Partition::new(PartitionSetup {
+        partition: described.partition,
+        volume: described.volume,
+        slot: described.slot,
+        options: described.options,
+    });
+    empty.skip(described.index);
+    let mut snapshot = empty.begin_snapshot(described.term);
+    let core = std::iter::from_fn(|| snapshot.next_piece(1 << 20)).flatten();
+    std::fs::write(path, shell.iter().copied().chain(core).collect::<Vec<u8>>()).unwrap();
+}
+
+/// Each replica says what its state is; one that differs shows, and is not served once it is refused,
+/// neither then nor after a restart. It is not refused for what it has not said.
+#[test]
+fn a_replica_with_another_state_shows_and_can_be_refused() {
+    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    for n in 0..350 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    eventually("two snapshots everywhere", || {
+        (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
+    });
+    let marks = eventually("all replicas at one index", || {
+        let marks: Option<Vec<StateMark>> = (0..3).map(|n| mark(&cluster, n)).collect();
+        marks.filter(|marks| marks.iter().all(|mark| mark.index == marks[0].index))
+    });
+    assert!(marks.iter().all(|mark| *mark == marks[0]), "{marks:?}");
+
+    let leader = cluster.index_of(client.leader(FIRST));
+    let wrong = (leader + 1) % 3;
+    cluster.kill(wrong);
+    forge_snapshot(cluster.snapshots_of(wrong, FIRST).last().unwrap());
+    cluster.restart(wrong);
+    let (right, differs) = eventually("it has caught up", || {
+        let (right, other) = (mark(&cluster, leader)?, mark(&cluster, wrong)?);
+        (right.index == other.index).then_some((right, other))
+    });
+    assert_ne!(right.hash, differs.hash);
+
+    let ask = |cluster: &Cluster, request: &MetaRequest| {
+        cluster.manager.ask(cluster.manager.address_of(cluster.nodes[wrong].id), request)
+    };
+    let refuse = |mark| MetaRequest::RefuseReplica { partition: FIRST, mark };
+    let hash = MetaRequest::StateHash { partition: FIRST };
+    assert_eq!(ask(&cluster, &refuse(right)), Err(MetaError::Invalid));
+    assert!(ask(&cluster, &hash).is_ok());
+    assert_eq!(ask(&cluster, &refuse(differs)), Ok(MetaAnswer::Done));
+    assert_eq!(ask(&cluster, &hash), Err(MetaError::WrongPartition));
+    cluster.kill(wrong);
+    cluster.restart(wrong);
+    assert_eq!(ask(&cluster, &hash), Err(MetaError::WrongPartition));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 350);
 }
 
 /// Bug bank "apply twice after retry": the answer was lost with the leader, the client repeats the

@@ -138,6 +138,14 @@ pub enum MetaRequest {
         /// What it wants to know.
         check: MetaCheck,
     },
+    /// From the manager: most other replicas have another state at this log index than this one.
+    /// It takes part no more.
+    RefuseReplica {
+        /// Which partition.
+        partition: PartitionId,
+        /// What this replica said of itself.
+        mark: StateMark,
+    },
 }
 
 /// Reads, linearizable at the leader.
@@ -610,4 +618,17 @@ pub struct MetaPartitionReport {
     pub learners: Vec<NodeId>,
     /// Leader: the members that have nearly all of the log.
     pub current: Vec<NodeId>,
+    /// Its state at some log indexes, for the managers to compare.
+    pub marks: Vec<StateMark>,
+}
+
+/// The state of a replica at a log index, in a number: the same for all replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateMark {
+    /// How the state is kept: hashes of different formats are not comparable.
+    pub format: u16,
+    /// Log index.
+    pub index: u64,
+    /// Hash of the state after that entry.
+    pub hash: u64,
 }

@@ -11,6 +11,7 @@
 //! | [`silence`] | when each node was heard | node states |
 //! | [`repair`] | members that are away or back | data configurations, epoch by epoch |
 //! | [`replace`] | places of data partitions that are lost or have to go | tasks, places to drop |
+//! | [`divergence`] | states of meta replicas that differ | steps that refuse the wrong ones |
 //! | [`members`] | the same for meta partitions | tasks, members, steps for their groups |
 //! | [`balance`] | who orders appends, who leads | primaries and leaders that move |
 //! | [`growth`] | how full partitions are | new data partitions, splits (Algorithm 1) |
@@ -18,6 +19,7 @@
 //! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
 pub mod balance;
+pub mod divergence;
 pub mod drain;
 pub mod growth;
 pub mod health;
@@ -77,6 +79,7 @@ pub fn plan(view: View<'_>) -> Plan {
     silence::plan(view, &mut plan);
     repair::plan(view, &mut plan);
     replace::plan(view, &mut plan);
+    divergence::plan(view, &mut plan);
     members::plan(view, &mut plan);
     growth::plan(view, &mut plan);
     readiness::plan(view, &mut plan);

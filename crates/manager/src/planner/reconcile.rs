@@ -5,7 +5,7 @@
 
 use milpa_types::{InodeId, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
 use milpa_wire::data::{Configuration, CreateDataPartition};
-use milpa_wire::meta::CreateMetaPartition;
+use milpa_wire::meta::{CreateMetaPartition, StateMark};
 
 use super::health::{Place, data_place, is_aligned};
 use super::members;
@@ -83,6 +83,15 @@ pub enum Step {
         /// Who shall.
         to: NodeId,
     },
+    /// Serve a replica no more whose state is not that of most others.
+    Refuse {
+        /// Who.
+        node: NodeId,
+        /// Which partition.
+        partition: PartitionId,
+        /// What it said of its state.
+        mark: StateMark,
+    },
     /// Drop a replica of a partition that is no more, or that has enough others.
     Delete {
         /// Who.
@@ -111,6 +120,8 @@ pub enum StepKey {
     SetMembers(PartitionId),
     /// See [`Step::TransferLeader`].
     TransferLeader(PartitionId),
+    /// See [`Step::Refuse`].
+    Refuse(PartitionId, NodeId),
 }
 
 impl Step {
@@ -126,6 +137,7 @@ impl Step {
             Step::Delete { node, partition, .. } => StepKey::Delete(*partition, *node),
             Step::SetMembers { partition, .. } => StepKey::SetMembers(*partition),
             Step::TransferLeader { partition, .. } => StepKey::TransferLeader(*partition),
+            Step::Refuse { node, partition, .. } => StepKey::Refuse(*partition, *node),
         }
     }
 
@@ -136,6 +148,7 @@ impl Step {
             Step::CreateMeta { node, .. }
             | Step::CreateData { node, .. }
             | Step::SetOptions { node, .. }
+            | Step::Refuse { node, .. }
             | Step::Delete { node, .. } => Some(*node),
             Step::TransferLeader { from, .. } => Some(*from),
             Step::Configure { ask, .. }
@@ -156,6 +169,7 @@ impl Step {
             Step::Delete { .. } => "delete",
             Step::SetMembers { .. } => "set_members",
             Step::TransferLeader { .. } => "transfer_leader",
+            Step::Refuse { .. } => "refuse",
         }
     }
 }

@@ -92,6 +92,9 @@ impl Leadership {
             StepKey::TransferLeader(partition) => {
                 format!("the leadership of partition {partition} cannot be moved: {said}")
             }
+            StepKey::Refuse(partition, node) => {
+                format!("node {node} does not give up partition {partition}: {said}")
+            }
         });
         self.problems.iter().cloned().chain(failed).collect()
     }
@@ -195,6 +198,7 @@ impl Replica {
             Step::CreateMeta { node, .. }
             | Step::CreateData { node, .. }
             | Step::SetOptions { node, .. }
+            | Step::Refuse { node, .. }
             | Step::Delete { node, .. } => BTreeSet::from([*node]),
             Step::Configure { partition, .. } => {
                 let record = self.state.data_partition(*partition);
@@ -245,6 +249,7 @@ impl Replica {
             | Step::Configure { .. }
             | Step::SetMembers { .. }
             | Step::TransferLeader { .. }
+            | Step::Refuse { .. }
             | Step::Delete { .. } => return,
         };
         match next {

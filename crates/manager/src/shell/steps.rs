@@ -57,6 +57,9 @@ pub(super) async fn perform(
         Step::TransferLeader { partition, from, to } => {
             caller.ask_meta(vec![from], &MetaRequest::TransferLeader { partition, to }).await
         }
+        Step::Refuse { node, partition, mark } => {
+            caller.ask_meta(vec![node], &MetaRequest::RefuseReplica { partition, mark }).await
+        }
         Step::SetOptions { node, role: Role::Data, volume, options, .. } => {
             let relaxed = options.durability == Durability::Memory;
             caller.ask_data(vec![node], &DataRequest::SetRelaxed { volume, relaxed }).await

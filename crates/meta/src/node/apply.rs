@@ -95,6 +95,7 @@ impl Shell {
         let Some(replica) = self.replicas.get_mut(&group) else { return Ok(()) };
         replica.log.entries += 1;
         replica.applied = position;
+        replica.marks.note(&replica.state);
         if replica.leads() && position.term == replica.term && !replica.ready {
             self.become_ready(group);
         }

@@ -60,6 +60,7 @@ mod hand_over;
 mod inbox;
 mod leases;
 mod manager_link;
+mod marks;
 mod metrics;
 mod partitions;
 mod recovery;

@@ -23,6 +23,9 @@ use super::shell::Shell;
 use super::snapshot_store::{SnapshotStore, Stored};
 use crate::core::Partition;
 
+/// Why a replica that was refused is not served after a restart either.
+const REFUSED: &str = "its state was not that of most replicas";
+
 /// One partition as its directory has it.
 pub(crate) struct Loaded {
     partition: PartitionId,
@@ -30,6 +33,7 @@ pub(crate) struct Loaded {
     snapshot: Option<(SnapshotDescriptor, Partition)>,
     started: bool,
     deleted: bool,
+    refused: bool,
 }
 
 /// Reads every partition's newest good snapshot. Blocking; uses as many threads as there are
@@ -55,7 +59,8 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
 }
 
 fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
-    let Stored { mut definition, snapshots, started, deleted } = store.inspect(partition)?;
+    let Stored { mut definition, snapshots, started, deleted, refused } =
+        store.inspect(partition)?;
     let mut snapshot = None;
     for position in if deleted { Vec::new() } else { snapshots } {
         match store.read(partition, position) {
@@ -72,7 +77,7 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
             }
         }
     }
-    Ok(Loaded { partition, definition, snapshot, started, deleted })
+    Ok(Loaded { partition, definition, snapshot, started, deleted, refused })
 }
 
 impl Shell {
@@ -121,6 +126,9 @@ impl Shell {
         if let Some(reason) = refused {
             return self.give_up_replica(group, reason.clone());
         }
+        if one.as_ref().is_some_and(|one| one.refused) {
+            return self.give_up_replica(group, REFUSED.to_owned());
+        }
         let Some((one, definition)) = one.and_then(|mut one| {
             let definition = one.definition.take()?;
             Some((one, definition))
@@ -151,6 +159,9 @@ impl Shell {
         let partition = one.partition;
         if one.deleted {
             return self.remove_directory(partition);
+        }
+        if one.refused {
+            return self.give_up_replica(partition, REFUSED.to_owned());
         }
         match one.definition {
             // The node crashed before the group's first flush returned: nobody was promised

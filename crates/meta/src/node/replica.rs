@@ -12,6 +12,7 @@ use milpa_wire::check::MetaCheck;
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
 
 use super::leases::Leases;
+use super::marks::Marks;
 use super::responder::Responder;
 use crate::core::{Partition, PartitionSetup};
 
@@ -41,6 +42,8 @@ pub(crate) struct Replica {
     pub installing: bool,
     /// Since the last snapshot.
     pub log: LogGrowth,
+    /// What the state was at some indexes.
+    pub marks: Marks,
     /// Leader: who waits for the entry at an index.
     pub proposals: BTreeMap<u64, Proposal>,
     /// Leader: who waits for a round of heartbeats, by the number given to Raft.
@@ -154,6 +157,7 @@ impl Replica {
             started: false,
             installing: false,
             log: LogGrowth::default(),
+            marks: Marks::default(),
             proposals: BTreeMap::new(),
             reads: BTreeMap::new(),
             deferred: BTreeMap::new(),

@@ -76,6 +76,9 @@ impl Shell {
                 self.transfer_leader(multi, asker, partition, to, responder);
             }
             MetaRequest::StateHash { partition } => self.state_hash(partition, responder),
+            MetaRequest::RefuseReplica { partition, mark } => {
+                self.refuse_replica(partition, mark, responder);
+            }
             MetaRequest::Check { partition, check } => {
                 self.query(multi, asker, partition, Query::Check(check), responder);
             }

@@ -6,6 +6,7 @@
 //! partitions/<id>/<index>-<term>.snapshot          numbers of 20 digits, the newest last
 //! partitions/<id>/started                          the replica has taken part: a missing log is a loss
 //! partitions/<id>/deleted                          to be forgotten, also by the log
+//! partitions/<id>/refused                          its state differed from most others': not to be served
 //! partitions/<id>/*.tmp, *.new                     unfinished, deleted at the start
 //! ```
 //!
@@ -29,6 +30,7 @@ const SUFFIX: &str = ".snapshot";
 const DEFINITION: &str = "definition";
 const STARTED: &str = "started";
 const DELETED: &str = "deleted";
+const REFUSED: &str = "refused";
 const WRITING: &str = "writing.tmp";
 const INCOMING: &str = "incoming.tmp";
 
@@ -49,6 +51,8 @@ pub(crate) struct Stored {
     pub(crate) started: bool,
     /// Whether the manager deleted it.
     pub(crate) deleted: bool,
+    /// Whether the manager refused it.
+    pub(crate) refused: bool,
 }
 
 impl SnapshotStore {
@@ -91,6 +95,7 @@ impl SnapshotStore {
             stored.snapshots.extend(parse_snapshot_name(&name));
             stored.started |= name == STARTED;
             stored.deleted |= name == DELETED;
+            stored.refused |= name == REFUSED;
         }
         stored.snapshots.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
         stored.definition = read_definition(&directory.join(DEFINITION))?;
@@ -126,6 +131,15 @@ impl SnapshotStore {
     /// The disk's.
     pub(crate) fn mark_deleted(&self, partition: PartitionId) -> io::Result<()> {
         self.mark(partition, DELETED)
+    }
+
+    /// Notes durably that the replica's state is not to be trusted.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn mark_refused(&self, partition: PartitionId) -> io::Result<()> {
+        self.mark(partition, REFUSED)
     }
 
     fn mark(&self, partition: PartitionId, name: &str) -> io::Result<()> {

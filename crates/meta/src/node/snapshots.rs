@@ -19,6 +19,7 @@ use tracing::{debug, error, info, warn};
 
 use super::context::Context;
 use super::inbox::Event;
+use super::marks::Marks;
 use super::metrics::Metrics;
 use super::replica::{LogGrowth, Replica};
 use super::responder::Responder;
@@ -187,6 +188,7 @@ impl Shell {
         replica.state = state;
         replica.applied = descriptor.position;
         replica.definition = header.definition;
+        replica.marks = Marks::default();
         replica.log = LogGrowth {
             newest: Some(descriptor.clone()),
             begun_ms: now_ms(),

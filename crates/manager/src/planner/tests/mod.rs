@@ -11,6 +11,7 @@ use super::*;
 use crate::core::tests::Log;
 use crate::core::{Applied, DataRecord};
 
+mod divergence;
 mod passes;
 mod placement;
 mod replacing;
@@ -149,6 +150,7 @@ impl World {
                     current: voters.clone(),
                     voters,
                     learners: Vec::new(),
+                    marks: Vec::new(),
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),
                         ..MetaStatistics::default()
@@ -207,6 +209,9 @@ impl World {
             Step::SetOptions { node, volume, version, .. } => {
                 let (node, volume, version) = (*node, *volume, *version);
                 self.log.apply(CommandV1::OptionsTaken { volume, node, version });
+            }
+            Step::Refuse { node, partition, .. } => {
+                self.meta.entry(*node).or_default().remove(partition);
             }
             Step::Delete { node, partition, .. } => {
                 // One of the two maps holds it.
