@@ -76,11 +76,15 @@ In /etc/fstab (after `make install`):
 Examples:
   milpa fsck                    all volumes
   milpa fsck photos --json
+  milpa fsck --repair           and mend what is safe to mend
 Exit code: 0 nothing is wrong, 1 something is, 2 it could not be checked.
 docs/operations.md says what each finding means and what to do.")]
     Fsck {
         /// Only this volume
         volume: Option<String>,
+        /// Mend what can be mended without losing anything, and say what was done
+        #[arg(long)]
+        repair: bool,
     },
     /// Inode, layout and replicas of a file on a mounted volume
     Info {

@@ -8,10 +8,10 @@ use bytes::Bytes;
 use milpa_host::clock::Instant;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_types::{
-    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, Segment, VolumeId,
-    VolumeView,
+    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, Segment, Timestamp,
+    VolumeId, VolumeView,
 };
-use milpa_wire::check::{CHECK_INODES_MAX, MetaCheck, MetaChecked};
+use milpa_wire::check::{CHECK_INODES_MAX, MetaCheck, MetaChecked, MetaRepair};
 use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use milpa_wire::meta::{Content, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics};
@@ -95,6 +95,21 @@ impl<'a> Servers<'a> {
             Ok(MetaAnswer::Checked(checked)) => Ok(checked),
             _ => Err(strange(partition)),
         }
+    }
+
+    /// Has the partition of `owner` mend something; the reason if it does not.
+    pub(crate) async fn repair(
+        &mut self,
+        owner: InodeId,
+        now: Timestamp,
+        repair: MetaRepair,
+    ) -> Result<Result<(), String>, FsckError> {
+        let record = self.view.meta.iter().find(|meta| meta.slot == owner.slot());
+        let Some(partition) = record.map(|meta| meta.id) else {
+            return Ok(Err("there is no such partition".to_owned()));
+        };
+        let request = MetaRequest::Repair { partition, now, repair };
+        Ok(self.ask(&request, partition).await?.map(drop).map_err(|error| error.to_string()))
     }
 
     /// What all partitions together know of each of these inodes.
@@ -184,7 +199,10 @@ impl<'a> Servers<'a> {
                     self.leaders.insert(partition, leader);
                     continue;
                 }
-                Ok(Err(error)) if error.next() == Next::GiveUp => return Ok(Err(error)),
+                // Locked: a repair that comes in the middle of an operation.
+                Ok(Err(error)) if error.next() == Next::GiveUp || error == MetaError::Locked => {
+                    return Ok(Err(error));
+                }
                 Ok(Err(error)) => {
                     last = error.to_string();
                     if error.next() == Next::RefreshRoute {

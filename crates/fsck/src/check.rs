@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::ask::{FsckError, Servers};
 use crate::finding::{Code, Finding};
-use crate::{bytes, names, paths};
+use crate::{bytes, names, paths, repair};
 
 /// Findings that are told one by one; the others are counted.
 const FINDINGS_MAX: usize = 10_000;
@@ -69,7 +69,8 @@ pub enum Stage {
     Suspects,
 }
 
-/// Checks one volume while it is in use. `tell` hears how far it is, now and then.
+/// Checks one volume while it is in use, and mends what is safe to mend if `repairs`. `tell` hears how
+/// far it is, now and then.
 ///
 /// # Errors
 ///
@@ -77,6 +78,7 @@ pub enum Stage {
 pub async fn check(
     managers: &Managers,
     volume: VolumeId,
+    repairs: bool,
     tell: &mut dyn FnMut(Stage, &Counts),
 ) -> Result<Report, FsckError> {
     let started = Instant::now();
@@ -86,6 +88,9 @@ pub async fn check(
     names::check(&mut servers, &mut found).await?;
     bytes::check(&mut servers, &mut found).await?;
     paths::find(&mut servers, &mut found.findings).await?;
+    if repairs {
+        repair::repair(&mut servers, &mut found.findings).await?;
+    }
     Ok(Report {
         volume: servers.view().volume.name.clone(),
         counts: found.counts,

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use milpa_types::{FileKind, InodeId, Name};
-use milpa_wire::check::{Fault, FaultKind};
+use milpa_wire::check::{Fault, FaultKind, LookedInode, MetaRepair};
 use serde::Serialize;
 
 use crate::extents::{Reference, What};
@@ -92,11 +92,29 @@ pub struct Finding {
     pub path: Option<String>,
     /// What is wrong.
     pub text: String,
+    /// What was done about it, or why nothing was; `None` if nobody asked for it.
+    pub repair: Option<String>,
+    /// What can be done about it.
+    #[serde(skip)]
+    pub(crate) remedy: Remedy,
+}
+
+/// What can be done about a finding without losing anything.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Remedy {
+    /// Nothing.
+    #[default]
+    None,
+    /// These, each by the partition of this inode.
+    Repairs(Vec<(InodeId, MetaRepair)>),
+    /// To delete the inode, if no partition has a name for it.
+    Delete(InodeId),
 }
 
 impl Finding {
     pub(crate) fn new(code: Code, inode: impl Into<Option<InodeId>>, text: String) -> Finding {
-        Finding { code, inode: inode.into(), path: None, text }
+        let (inode, path, repair) = (inode.into(), None, None);
+        Finding { code, inode, path, text, repair, remedy: Remedy::None }
     }
 }
 
@@ -108,7 +126,11 @@ impl fmt::Display for Finding {
             (None, Some(inode)) => write!(f, "inode {inode}: ")?,
             (_, None) => {}
         }
-        f.write_str(&self.text)
+        f.write_str(&self.text)?;
+        match &self.repair {
+            Some(repair) => write!(f, ": {repair}"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -150,16 +172,16 @@ pub(crate) fn of_fault(fault: &Fault) -> Finding {
         FaultKind::NamesInNone { names } => {
             (Code::StrayRecords, format!("{names} names in what is no directory"))
         }
-        FaultKind::NamesNothing { name, inode } => (
-            Code::MissingInode,
-            format!("its entry {:?} names inode {inode}, which is not there", shown(name)),
-        ),
-        FaultKind::WrongKind { name, inode } => (
-            Code::WrongKind,
-            format!("its entry {:?} says another type than inode {inode} has", shown(name)),
-        ),
     };
-    Finding::new(code, fault.inode, text)
+    let inode = fault.inode;
+    let remedy = match code {
+        Code::WrongCounts | Code::WrongAllocation => {
+            Remedy::Repairs(vec![(inode, MetaRepair::Recount { inode })])
+        }
+        Code::Abandoned => Remedy::Delete(inode),
+        _ => Remedy::None,
+    };
+    Finding { remedy, ..Finding::new(code, inode, text) }
 }
 
 /// What several looks agreed upon.
@@ -178,7 +200,25 @@ pub(crate) fn of_look(id: InodeId, look: &Look, wrong: Wrong) -> Finding {
         Wrong::Links => (Code::WrongLinks, format!("link count {links}, but {names} names")),
         Wrong::OtherKind => (Code::WrongKind, format!("{what} with a name of another type")),
     };
-    Finding::new(code, id, text)
+    Finding { remedy: of_wrong(id, look, wrong), ..Finding::new(code, id, text) }
+}
+
+fn of_wrong(id: InodeId, look: &Look, wrong: Wrong) -> Remedy {
+    match (wrong, look.inode) {
+        (Wrong::Missing, _) => {
+            let names = look.examples.iter().cloned();
+            let remove = names.map(|(directory, name, _)| {
+                (directory, MetaRepair::RemoveName { directory, name, inode: id })
+            });
+            Remedy::Repairs(remove.collect())
+        }
+        (Wrong::Nameless, _) => Remedy::Delete(id),
+        (Wrong::Links, Some(LookedInode { changed, .. })) => {
+            let Ok(links) = u32::try_from(look.names) else { return Remedy::None };
+            Remedy::Repairs(vec![(id, MetaRepair::SetLinks { inode: id, changed, links })])
+        }
+        _ => Remedy::None,
+    }
 }
 
 /// What is wrong with bytes of a file.

@@ -31,6 +31,7 @@ mod finding;
 mod links;
 mod names;
 mod paths;
+mod repair;
 mod suspects;
 
 pub use ask::FsckError;

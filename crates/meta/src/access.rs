@@ -25,7 +25,7 @@ pub fn is_allowed(role: Role, request: &MetaRequest) -> bool {
         | MetaRequest::Configure { .. }
         | MetaRequest::TransferLeader { .. } => &[Manager],
         MetaRequest::Report => &[Manager, Admin],
-        MetaRequest::Check { .. } => &[Admin],
+        MetaRequest::Check { .. } | MetaRequest::Repair { .. } => &[Admin],
         MetaRequest::RefuseReplica { .. } => &[Manager],
         MetaRequest::StateHash { .. } => &[Admin, Manager],
     };
@@ -45,7 +45,7 @@ mod tests {
     use milpa_types::{
         InodeId, MetaSlot, NodeId, PartitionId, SessionId, Timestamp, VolumeOptions,
     };
-    use milpa_wire::check::MetaCheck;
+    use milpa_wire::check::{MetaCheck, MetaRepair};
     use milpa_wire::meta::{
         CreateMetaPartition, MetaRead, MetaWrite, OperationId, RequestId, StateMark, Step,
     };
@@ -66,6 +66,7 @@ mod tests {
         };
         let now = Timestamp(0);
         let options = VolumeOptions::default();
+        let repair = MetaRepair::Recount { inode: InodeId(9) };
         let mark = StateMark { format: 1, index: 1, hash: 1 };
         let names = MetaCheck::Names { inodes: Vec::new() };
         let rows = [
@@ -91,6 +92,7 @@ mod tests {
             (MetaRequest::TransferLeader { partition, to: NodeId(1) }, "manager"),
             (MetaRequest::StateHash { partition }, "manager admin"),
             (MetaRequest::Check { partition, check: names }, "admin"),
+            (MetaRequest::Repair { partition, now, repair }, "admin"),
             (MetaRequest::RefuseReplica { partition, mark }, "manager"),
         ];
         for (request, expected) in rows {

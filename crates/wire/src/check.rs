@@ -58,6 +58,43 @@ pub enum MetaCheck {
     },
 }
 
+/// A repair: what was found, so that it is refused when that is not so any more. Part of the log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum MetaRepair {
+    /// An inode's sums (a directory's size and link count, a file's allocated bytes) become what it
+    /// holds.
+    Recount {
+        /// Which.
+        inode: InodeId,
+    },
+    /// The link count becomes the number of names that were counted in all partitions.
+    SetLinks {
+        /// Which; no directory.
+        inode: InodeId,
+        /// When it was last changed, as seen.
+        changed: Timestamp,
+        /// The names, at least one.
+        links: u32,
+    },
+    /// An inode that no name names, in any partition, is deleted: one without links, or one that
+    /// holds nothing. Its bytes go as those of every deleted file do.
+    DeleteInode {
+        /// Which.
+        inode: InodeId,
+        /// When it was last changed, as seen.
+        changed: Timestamp,
+    },
+    /// A name of an inode that its partition does not have is removed.
+    RemoveName {
+        /// The directory.
+        directory: InodeId,
+        /// The name in it.
+        name: Name,
+        /// What it names.
+        inode: InodeId,
+    },
+}
+
 /// The answer to a [`MetaCheck`], by question.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MetaChecked {
@@ -220,19 +257,5 @@ pub enum FaultKind {
     NamesInNone {
         /// How many.
         names: u64,
-    },
-    /// A name in this directory names an inode of this partition that is not there.
-    NamesNothing {
-        /// The name.
-        name: Name,
-        /// What it names.
-        inode: InodeId,
-    },
-    /// A name in this directory says another type than its inode.
-    WrongKind {
-        /// The name.
-        name: Name,
-        /// What it names.
-        inode: InodeId,
     },
 }

@@ -6,7 +6,7 @@ use milpa_types::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::check::{MetaCheck, MetaChecked};
+use crate::check::{MetaCheck, MetaChecked, MetaRepair};
 
 /// Entries in one readdir page, at most.
 pub const READDIR_ENTRIES_MAX: u32 = 4096;
@@ -137,6 +137,15 @@ pub enum MetaRequest {
         partition: PartitionId,
         /// What it wants to know.
         check: MetaCheck,
+    },
+    /// From an operator: `milpa fsck --repair` mends what it found.
+    Repair {
+        /// Which partition.
+        partition: PartitionId,
+        /// The operator's clock.
+        now: Timestamp,
+        /// What.
+        repair: MetaRepair,
     },
     /// From the manager: most other replicas have another state at this log index than this one.
     /// It takes part no more.

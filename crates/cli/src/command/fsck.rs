@@ -16,14 +16,14 @@ use crate::failure::{Failure, Outcome};
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Checks one volume, or all.
-pub fn run(cluster: &Cluster, volume: Option<String>, json: bool) -> Outcome {
+pub fn run(cluster: &Cluster, volume: Option<String>, repairs: bool, json: bool) -> Outcome {
     let reports = block_on(async {
         let managers = cluster.managers()?;
         let mut reports = Vec::new();
         for volume in volumes(&managers, volume).await? {
             let mut progress = Progress::new();
             let mut show = |stage, counts: &Counts| progress.show(stage, counts);
-            let checked = milpa_fsck::check(&managers, volume, &mut show).await;
+            let checked = milpa_fsck::check(&managers, volume, repairs, &mut show).await;
             progress.clear();
             let report = checked.map_err(|error| failed(&error))?;
             if !json {

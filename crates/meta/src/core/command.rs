@@ -2,6 +2,7 @@
 
 use milpa_types::{InodeId, MetaError, SessionId, Timestamp, VolumeOptions};
 use milpa_wire::DecodeError;
+use milpa_wire::check::MetaRepair;
 use milpa_wire::meta::{
     ExtentOffer, MetaReply, MetaWrite, OperationId, RequestId, Step, StepOutcome,
 };
@@ -76,6 +77,13 @@ pub enum Command {
     JudgeOffers {
         /// What is offered.
         offers: Vec<ExtentOffer>,
+    },
+    /// An operator mends what `milpa fsck` found.
+    Repair {
+        /// The operator's clock.
+        now: Timestamp,
+        /// What.
+        repair: MetaRepair,
     },
 }
 

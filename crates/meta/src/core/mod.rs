@@ -15,7 +15,7 @@
 //! * `engine`: how an operation is planned and committed, in one entry or across partitions;
 //!   `participant`: the other side of it.
 //! * `sessions`: leases and the request-id table; `offers`: unpublished bytes.
-//! * `read`: what changes nothing; `check`: whether all this is so.
+//! * `read`: what changes nothing; `check`: whether all this is so; `repair`: what is done if not.
 //! * `table` and `tree`: all state is in copy-on-write trees of bytes; `snapshot` writes them.
 //!
 //! # Invariants
@@ -43,6 +43,7 @@ mod offers;
 mod op;
 mod participant;
 mod read;
+mod repair;
 mod sessions;
 mod snapshot;
 mod table;
@@ -160,6 +161,7 @@ impl Partition {
                 Ok(MetaAnswer::Done)
             }
             Command::JudgeOffers { offers } => self.judge_offers(index, offers),
+            Command::Repair { now, repair } => self.repair(*now, repair),
         };
         Applied::reply(reply)
     }

@@ -36,6 +36,7 @@ pub(crate) fn operation_of(request: &MetaRequest) -> Operation {
         MetaRequest::TransferLeader { .. } => "transfer_leader",
         MetaRequest::StateHash { .. } => "state_hash",
         MetaRequest::Check { .. } => "check",
+        MetaRequest::Repair { .. } => "repair",
         MetaRequest::RefuseReplica { .. } => "refuse_replica",
     }
 }

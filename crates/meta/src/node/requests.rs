@@ -7,6 +7,7 @@ use milpa_wire::meta::{
     ExtentOffer, MetaAnswer, MetaReply, MetaRequest, MetaWrite, OperationId, RequestId, Step,
     StepOutcome, Verdict,
 };
+use tracing::info;
 
 use super::batch::run_batch;
 use super::inbox::{Asker, done};
@@ -78,6 +79,11 @@ impl Shell {
             MetaRequest::StateHash { partition } => self.state_hash(partition, responder),
             MetaRequest::RefuseReplica { partition, mark } => {
                 self.refuse_replica(partition, mark, responder);
+            }
+            MetaRequest::Repair { partition, now, repair } => {
+                info!(%partition, ?repair, "an operator repairs");
+                let command = Command::Repair { now, repair };
+                self.command(multi, asker, partition, &command, responder);
             }
             MetaRequest::Check { partition, check } => {
                 self.query(multi, asker, partition, Query::Check(check), responder);

@@ -112,3 +112,59 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
     holder.wait().unwrap();
     assert_clean(&bed);
 }
+
+/// Where a file's first bytes lie: data partition, extent, nodes.
+fn first_segment(bed: &Testbed, path: &Path) -> (u64, u64, Vec<u64>) {
+    let found = bed.json(&["info", &path.display().to_string()]).unwrap();
+    let segment = &found["segments"][0];
+    let nodes = segment["members"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    (segment["partition"].as_u64().unwrap(), segment["extent"].as_u64().unwrap(), nodes.collect())
+}
+
+/// Deletes the files of an extent below `directory`; how many there were.
+fn delete_extent(directory: &Path, partition: u64, extent: u64) -> usize {
+    let name = format!("partitions/{partition}/{extent:016x}.extent");
+    let all = milpa_testbed::tree::list(directory).unwrap();
+    let found: Vec<_> = all.into_iter().filter(|path| path.ends_with(&name)).collect();
+    found.iter().for_each(|path| std::fs::remove_file(directory.join(path)).unwrap());
+    found.len()
+}
+
+#[track_caller]
+fn finding(report: &Value, code: &str, path: &str) -> Value {
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|it| it["code"] == code && it["path"] == path);
+    found.unwrap_or_else(|| panic!("no {code} of {path}: {report}")).clone()
+}
+
+/// The file of an extent vanishes from one node, which the node makes good; the file of another one
+/// from all of them, which nobody can.
+#[test]
+fn bytes_that_no_node_has_are_found_with_their_file() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    std::fs::create_dir(mount.path.join("directory")).unwrap();
+    let (lost, whole) = (mount.path.join("directory/lost"), mount.path.join("whole"));
+    write_synced(&lost, &pattern(1, 3_000_000)).unwrap();
+    write_synced(&whole, &pattern(2, 3_000_000)).unwrap();
+    let (partition, extent, nodes) = first_segment(&bed, &lost);
+    assert_eq!(nodes.len(), 3);
+    assert_clean(&bed);
+    bed.down().unwrap();
+    assert_eq!(delete_extent(bed.data(), partition, extent), 3);
+    bed.up(&[]).unwrap();
+    let (report, code) = fsck(&bed, &["default"]);
+    let found = finding(&report, "lost-bytes", "/directory/lost");
+    assert_eq!((code, report["findings"].as_array().unwrap().len()), (Some(1), 1), "{report}");
+    assert!(found["text"].as_str().unwrap().contains("are on no replica"), "{found}");
+    let said = bed.milpa(&["fsck"]).unwrap_err();
+    assert!(
+        said.contains("lost-bytes: /directory/lost (inode ") && said.contains("1 FINDINGS"),
+        "{said}"
+    );
+    let fresh = bed.mount("default").unwrap();
+    assert!(std::fs::read(fresh.path.join("whole")).unwrap() == pattern(2, 3_000_000));
+    // Removing the file removes the finding.
+    std::fs::remove_file(fresh.path.join("directory/lost")).unwrap();
+    assert_clean(&bed);
+}

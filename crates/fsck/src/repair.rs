@@ -1,0 +1,57 @@
+//! `--repair`: what can be mended without losing anything is, each by its partition, which refuses when
+//! what was found is not so any more.
+
+use milpa_host::clock::wall;
+use milpa_types::{InodeId, Timestamp};
+use milpa_wire::check::MetaRepair;
+
+use crate::ask::{FsckError, Servers};
+use crate::finding::{Finding, Remedy};
+
+/// Mends what it can, and notes what was done with each finding.
+pub(crate) async fn repair(
+    servers: &mut Servers<'_>,
+    findings: &mut [Finding],
+) -> Result<(), FsckError> {
+    for finding in findings {
+        let repairs = match std::mem::take(&mut finding.remedy) {
+            Remedy::None => Vec::new(),
+            Remedy::Repairs(repairs) => repairs,
+            Remedy::Delete(inode) => deletion(servers, inode).await?.into_iter().collect(),
+        };
+        let mut outcome = "not repaired: nothing is known to be safe".to_owned();
+        for (owner, repair) in repairs {
+            outcome = match servers.repair(owner, now(), repair.clone()).await? {
+                Ok(()) => format!("repaired: {}", done(&repair)),
+                Err(reason) => format!("not repaired: {reason}"),
+            };
+        }
+        finding.repair = Some(outcome);
+    }
+    Ok(())
+}
+
+/// The last look before something is deleted: there is still no name, in any partition.
+async fn deletion(
+    servers: &mut Servers<'_>,
+    inode: InodeId,
+) -> Result<Option<(InodeId, MetaRepair)>, FsckError> {
+    let looks = servers.look(&[inode]).await?;
+    let look = looks.first().filter(|look| look.names == 0 && !look.is_busy());
+    let changed = look.and_then(|look| look.inode).map(|inode| inode.changed);
+    Ok(changed.map(|changed| (inode, MetaRepair::DeleteInode { inode, changed })))
+}
+
+fn done(repair: &MetaRepair) -> String {
+    match repair {
+        MetaRepair::Recount { .. } => "counted anew".to_owned(),
+        MetaRepair::SetLinks { links, .. } => format!("link count is {links}"),
+        MetaRepair::DeleteInode { .. } => "deleted".to_owned(),
+        MetaRepair::RemoveName { .. } => "name removed".to_owned(),
+    }
+}
+
+fn now() -> Timestamp {
+    let since = wall().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp(i64::try_from(since.as_nanos()).unwrap_or(i64::MAX))
+}
