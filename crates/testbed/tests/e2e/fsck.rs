@@ -137,8 +137,7 @@ fn finding(report: &Value, code: &str, path: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {code} of {path}: {report}")).clone()
 }
 
-/// The file of an extent vanishes from one node, which the node makes good; the file of another one
-/// from all of them, which nobody can.
+/// The file of an extent vanishes from all nodes while they are down.
 #[test]
 fn bytes_that_no_node_has_are_found_with_their_file() {
     let mut bed = Testbed::start().unwrap();
@@ -151,7 +150,7 @@ fn bytes_that_no_node_has_are_found_with_their_file() {
     assert_eq!(nodes.len(), 3);
     assert_clean(&bed);
     bed.down().unwrap();
-    assert_eq!(delete_extent(bed.data(), partition, extent), 3);
+    assert_eq!(delete_extent(&bed.data(), partition, extent), 3);
     bed.up(&[]).unwrap();
     let (report, code) = fsck(&bed, &["default"]);
     let found = finding(&report, "lost-bytes", "/directory/lost");
