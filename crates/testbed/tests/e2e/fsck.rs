@@ -137,7 +137,8 @@ fn finding(report: &Value, code: &str, path: &str) -> Value {
     found.unwrap_or_else(|| panic!("no {code} of {path}: {report}")).clone()
 }
 
-/// The file of an extent vanishes from all nodes while they are down.
+/// While the cluster is down, the file of an extent vanishes from all nodes, and that of another from one,
+/// which gets it back.
 #[test]
 fn bytes_that_no_node_has_are_found_with_their_file() {
     let mut bed = Testbed::start().unwrap();
@@ -148,10 +149,17 @@ fn bytes_that_no_node_has_are_found_with_their_file() {
     write_synced(&whole, &pattern(2, 3_000_000)).unwrap();
     let (partition, extent, nodes) = first_segment(&bed, &lost);
     assert_eq!(nodes.len(), 3);
+    let other = first_segment(&bed, &whole);
     assert_clean(&bed);
     bed.down().unwrap();
     assert_eq!(delete_extent(&bed.data(), partition, extent), 3);
+    let one = bed.process("data1").unwrap().directory.clone();
+    assert_eq!(delete_extent(&one, other.0, other.1), 1);
     bed.up(&[]).unwrap();
+    bed.wait_until("one node is made equal again", Duration::from_secs(60), |bed| {
+        fsck(bed, &[]).0["findings"].as_array().is_some_and(|findings| findings.len() == 1)
+    })
+    .unwrap();
     let (report, code) = fsck(&bed, &["default"]);
     let found = finding(&report, "lost-bytes", "/directory/lost");
     assert_eq!((code, report["findings"].as_array().unwrap().len()), (Some(1), 1), "{report}");
