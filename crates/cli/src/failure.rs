@@ -33,6 +33,12 @@ impl Failure {
         Failure { blame: Blame::Cluster, ..Failure::user(what) }
     }
 
+    /// The same, whoever has to act: for commands that give exit code 1 a meaning of their own.
+    #[must_use]
+    pub fn of_cluster(self) -> Failure {
+        Failure { blame: Blame::Cluster, ..self }
+    }
+
     /// Adds an error and its chain of sources.
     #[must_use]
     pub fn because(mut self, error: &dyn Error) -> Failure {

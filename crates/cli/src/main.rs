@@ -55,9 +55,7 @@ fn run() -> Outcome {
         Command::Partition(partition) => {
             command::partition::run(&Cluster::find(given)?, partition, json)
         }
-        Command::Fsck { volume, repair } => {
-            command::fsck::run(&Cluster::find(given)?, volume, repair, json)
-        }
+        Command::Fsck { volume, repair } => command::fsck::run(given, volume, repair, json),
         Command::Info { path } => command::info::run(&path, json),
         Command::Init { managers, directory } => command::init::init(&directory, &managers),
         Command::Config { role } => command::init::config(role),

@@ -1,6 +1,7 @@
 //! `milpa fsck`: checks volumes, and prints what is wrong.
 
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use milpa_fsck::{Counts, FsckError, Report, Stage};
@@ -16,23 +17,9 @@ use crate::failure::{Failure, Outcome};
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Checks one volume, or all.
-pub fn run(cluster: &Cluster, volume: Option<String>, repairs: bool, json: bool) -> Outcome {
-    let reports = block_on(async {
-        let managers = cluster.managers()?;
-        let mut reports = Vec::new();
-        for volume in volumes(&managers, volume).await? {
-            let mut progress = Progress::new();
-            let mut show = |stage, counts: &Counts| progress.show(stage, counts);
-            let checked = milpa_fsck::check(&managers, volume, repairs, &mut show).await;
-            progress.clear();
-            let report = checked.map_err(|error| failed(&error))?;
-            if !json {
-                print(&report);
-            }
-            reports.push(report);
-        }
-        Ok(reports)
-    })?;
+pub fn run(given: Option<&Path>, volume: Option<String>, repairs: bool, json: bool) -> Outcome {
+    // Exit code 1 says that something is wrong with a volume, and nothing else.
+    let reports = check(given, volume, repairs, json).map_err(Failure::of_cluster)?;
     if json {
         print_json(&reports)?;
     }
@@ -47,6 +34,31 @@ pub fn run(cluster: &Cluster, volume: Option<String>, repairs: bool, json: bool)
         return Err(Failure::cluster(what).fix("run it again when there is less to do"));
     }
     Ok(())
+}
+
+fn check(
+    given: Option<&Path>,
+    volume: Option<String>,
+    repairs: bool,
+    json: bool,
+) -> Outcome<Vec<Report>> {
+    let cluster = Cluster::find(given)?;
+    block_on(async {
+        let managers = cluster.managers()?;
+        let mut reports = Vec::new();
+        for volume in volumes(&managers, volume).await? {
+            let mut progress = Progress::new();
+            let mut show = |stage, counts: &Counts| progress.show(stage, counts);
+            let checked = milpa_fsck::check(&managers, volume, repairs, &mut show).await;
+            progress.clear();
+            let report = checked.map_err(|error| failed(&error))?;
+            if !json {
+                print(&report);
+            }
+            reports.push(report);
+        }
+        Ok(reports)
+    })
 }
 
 async fn volumes(managers: &Managers, name: Option<String>) -> Outcome<Vec<VolumeId>> {

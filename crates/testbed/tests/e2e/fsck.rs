@@ -7,9 +7,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use milpa_testbed::Testbed;
+use milpa_testbed::load::Writer;
 use serde_json::Value;
 
 use crate::{pattern, write_synced};
+
+const WRITER: &str = env!("CARGO_BIN_EXE_milpa-writer");
 
 /// Makes, links, moves and removes files and directories, across partitions, until `stop` is there.
 const NAMES_LOAD: &str = r#"
@@ -20,6 +23,7 @@ while [ ! -e ../stop ]; do
   echo $i > d$a/f$i && ln d$a/f$i d$b/g$i && mv d$a/f$i d$b/h$i || exit 1
   mkdir d$a/s$i && mv d$a/s$i d$b/t$i && mv d$b/t$i d$a/t$i && rmdir d$a/t$i || exit 1
   rm d$b/g$i || exit 1
+  head -c 300000 /dev/urandom > d$a/w && mv d$a/w d$b/large || exit 1
   if [ $((i%3)) = 0 ]; then rm d$b/h$i || exit 1; fi
 done
 "#;
@@ -94,6 +98,9 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
             shell(NAMES_LOAD, path)
         })
         .collect();
+    let files = mount.path.join("files");
+    std::fs::create_dir(&files).unwrap();
+    let writer = Writer::start(WRITER, &files).unwrap();
     let (started, mut checks, mut suspects) = (Instant::now(), 0, 0);
     while started.elapsed() < Duration::from_secs(15) {
         let report = assert_clean(&bed);
@@ -101,6 +108,7 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
         suspects += report["counts"]["suspects"].as_u64().unwrap_or(0);
     }
     std::fs::write(mount.path.join("stop"), "").unwrap();
+    writer.finish().unwrap();
     for load in loads {
         let output = load.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
