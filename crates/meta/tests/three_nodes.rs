@@ -121,18 +121,24 @@ fn everything_is_there_after_all_nodes_died_at_once() {
     client.create(&cluster, "afterwards");
 }
 
-/// Snapshots are written beside the work, the log is cut, and a start reads both.
-#[test]
-fn a_restart_reads_snapshot_and_log() {
-    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+/// Files of one partition, and two snapshots on each node.
+fn cluster_with_snapshots(files: usize) -> (Cluster, cluster::client::Client) {
+    let cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
     let mut client = cluster.client();
     client.open_session(&cluster, 1);
-    for n in 0..450 {
+    for n in 0..files {
         client.create(&cluster, &format!("f{n:03}"));
     }
     eventually("two snapshots everywhere", || {
         (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
     });
+    (cluster, client)
+}
+
+/// Snapshots are written beside the work, the log is cut, and a start reads both.
+#[test]
+fn a_restart_reads_snapshot_and_log() {
+    let (mut cluster, mut client) = cluster_with_snapshots(450);
     let before = cluster.equal_hashes(FIRST);
     (0..3).for_each(|n| cluster.kill(n));
     (0..3).for_each(|n| cluster.restart(n));
@@ -143,15 +149,7 @@ fn a_restart_reads_snapshot_and_log() {
 /// F5 on the newest snapshot: the one before it and the log are enough.
 #[test]
 fn a_rotten_snapshot_is_replaced_by_its_predecessor_and_the_log() {
-    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
-    let mut client = cluster.client();
-    client.open_session(&cluster, 1);
-    for n in 0..350 {
-        client.create(&cluster, &format!("f{n:03}"));
-    }
-    eventually("two snapshots everywhere", || {
-        (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
-    });
+    let (mut cluster, mut client) = cluster_with_snapshots(350);
     let before = cluster.equal_hashes(FIRST);
     (0..3).for_each(|n| cluster.kill(n));
     for n in 0..3 {
@@ -220,15 +218,7 @@ fn forge_snapshot(path: &std::path::Path) {
 /// neither then nor after a restart. It is not refused for what it has not said.
 #[test]
 fn a_replica_with_another_state_shows_and_can_be_refused() {
-    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
-    let mut client = cluster.client();
-    client.open_session(&cluster, 1);
-    for n in 0..350 {
-        client.create(&cluster, &format!("f{n:03}"));
-    }
-    eventually("two snapshots everywhere", || {
-        (0..3).all(|n| cluster.snapshots_of(n, FIRST).len() == 2).then_some(())
-    });
+    let (mut cluster, mut client) = cluster_with_snapshots(350);
     let marks = eventually("all replicas at one index", || {
         let marks: Option<Vec<StateMark>> = (0..3).map(|n| mark(&cluster, n)).collect();
         marks.filter(|marks| marks.iter().all(|mark| mark.index == marks[0].index))
