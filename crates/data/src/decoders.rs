@@ -16,7 +16,7 @@ pub fn all() -> Vec<Decoder> {
     let mut all = crate::store::decoders::all();
     all.extend([
         Decoder {
-            name: "partition-state",
+            name: "partition-state-2",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -56,7 +56,8 @@ fn state_again(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn state_seal(bytes: &mut [u8]) {
-    let crc = bytes.get(12..).map(crc32c).unwrap_or_default();
+    let (head, body) = (bytes.get(..8).unwrap_or_default(), bytes.get(12..).unwrap_or_default());
+    let crc = crc32c(&[head, body].concat());
     put(bytes, 8, &crc.to_le_bytes());
 }
 
@@ -97,6 +98,12 @@ fn place_again(bytes: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_first_format_of_a_partition_s_state_is_read() {
+        let golden = include_bytes!("../golden/partition-state");
+        assert_eq!(PartitionState::decode(golden).unwrap().encode(), state(0));
+    }
 
     #[test]
     fn golden_files_are_read_and_written_as_ever() {

@@ -25,6 +25,9 @@ pub(crate) enum Fault {
     FailedWrite(usize),
     FailedSync(usize),
     FullDisk(usize),
+    FailedRead(usize),
+    LostWrite(usize),
+    MisdirectedWrite(usize),
     Rot(usize),
     ClientKill(usize),
     ClientPause(usize, u64),
@@ -53,7 +56,13 @@ impl Fault {
             | Fault::SlowLink(..) => span(None, lasts_ms),
             // Its own calls stand still with it.
             Fault::ClientPause(_, paused_ms) => span(None, paused_ms),
-            Fault::WallJump(..) | Fault::Rot(_) | Fault::ClientKill(_) | Fault::Grow => None,
+            Fault::FailedRead(_)
+            | Fault::LostWrite(_)
+            | Fault::MisdirectedWrite(_)
+            | Fault::Rot(_)
+            | Fault::WallJump(..)
+            | Fault::ClientKill(_)
+            | Fault::Grow => None,
         }
     }
 }
@@ -283,6 +292,14 @@ impl Nemesis {
                     false => *self.victims.meta.first()?,
                 };
                 Some(Fault::Rot(place))
+            }
+            "read-error" => Some(Fault::FailedRead(*self.random.pick(&self.victims.data)?)),
+            "lie" => {
+                let place = *self.victims.data.first()?;
+                Some(match self.random.chance(1, 2) {
+                    true => Fault::LostWrite(place),
+                    false => Fault::MisdirectedWrite(place),
+                })
             }
             "client-kill" => {
                 let place = *self.random.pick(&self.victims.clients)?;

@@ -66,6 +66,11 @@ pub(crate) struct Weights {
     pub client_pause: u64,
     /// The volume grows, or a meta partition is split (F21).
     pub grow: u64,
+    /// A read fails once, on any data server (F9).
+    pub read_error: u64,
+    /// A write is acknowledged and lost, or lands elsewhere, on the only data server whose disk lies
+    /// (F4, F6).
+    pub lie: u64,
 }
 
 /// What a seed has drawn.
@@ -220,6 +225,8 @@ impl Weights {
             ("client-kill", &mut self.client_kill),
             ("client-pause", &mut self.client_pause),
             ("grow", &mut self.grow),
+            ("read-error", &mut self.read_error),
+            ("lie", &mut self.lie),
         ]
         .into_iter()
     }

@@ -352,6 +352,9 @@ impl Simulation {
             | Fault::FailedWrite(a)
             | Fault::FailedSync(a)
             | Fault::FullDisk(a)
+            | Fault::FailedRead(a)
+            | Fault::LostWrite(a)
+            | Fault::MisdirectedWrite(a)
             | Fault::Rot(a)
             | Fault::ClientKill(a) => {
                 format!("{fault:?} = {}", name(a))
@@ -402,6 +405,9 @@ impl Simulation {
                     locked(&self.wires).set_slow(placed.machine.address, extra_ms);
                 }
             }
+            Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
+            Fault::LostWrite(place) => self.order(place, Ordered::LoseWrite),
+            Fault::MisdirectedWrite(place) => self.order(place, Ordered::MisdirectWrite),
             Fault::FailedWrite(place) => self.order_failure(place, Ordered::FailWrite),
             Fault::FailedSync(place) => {
                 // What the disk drops then is lost as in a power cut.
@@ -474,11 +480,15 @@ impl Simulation {
         }
     }
 
-    fn order_failure(&mut self, place: usize, failure: Ordered) {
+    fn order(&self, place: usize, what: Ordered) {
         if let Some(placed) = self.machines.get(place) {
-            placed.machine.disk().ordered.push_back(failure);
-            self.failed_disks.insert(place);
+            placed.machine.disk().ordered.push_back(what);
         }
+    }
+
+    fn order_failure(&mut self, place: usize, failure: Ordered) {
+        self.order(place, failure);
+        self.failed_disks.insert(place);
     }
 
     fn rot(&mut self, place: usize) {
@@ -520,12 +530,11 @@ impl Simulation {
         for placed in &mut self.machines {
             placed.machine.paused_until_ms = placed.machine.paused_until_ms.min(self.now_ms + 1);
             placed.machine.slowness.set(1);
-            placed.machine.disk().options.capacity_bytes = DISK_BYTES;
+            let mut disk = placed.machine.disk();
+            disk.options.capacity_bytes = DISK_BYTES;
+            disk.ordered.clear();
         }
         for place in std::mem::take(&mut self.failed_disks) {
-            if let Some(placed) = self.machines.get(place) {
-                placed.machine.disk().ordered.clear();
-            }
             self.stop(place, Ending::Process);
         }
         for place in self.places(|placed| placed.part.is_server()) {

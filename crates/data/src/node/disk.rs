@@ -3,7 +3,7 @@
 //! Requests, frames, the log, the clock and the disk's threads all arrive as events. The task
 //! takes everything that is there, then lets Raft have a turn, so that batches form by themselves.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -93,6 +93,9 @@ pub(crate) struct Disk {
     pub scrubbing: super::scrubbing::Scrubbing,
     /// When the clock last ticked here: a gap means that the process was stopped.
     pub ticked_ms: u64,
+    /// Replicas whose state was damaged when the node started. They take no part; the manager brings a
+    /// new one.
+    pub damaged: BTreeSet<PartitionId>,
     /// The fence is up and everybody here has been told.
     pub is_out_of_service: bool,
     /// When each node's frames last arrived.

@@ -7,7 +7,7 @@
 //! DIR/partitions/ID its extents
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
 use super::scrubbing::Scrubbing;
 use super::shared::Shared;
-use super::state::{PartitionState, load_all};
+use super::state::{PartitionState, States, load_all};
 use super::usage::Usage;
 use super::workers::Workers;
 
@@ -54,6 +54,7 @@ pub(crate) struct OpenedDisk {
     wal: Wal,
     recovered: Recovered,
     replicas: Vec<(PartitionState, Result<ExtentStore, String>)>,
+    damaged: BTreeSet<PartitionId>,
     usage: Usage,
 }
 
@@ -143,7 +144,8 @@ pub(crate) fn open_disk(
         Wal::open(storage, WalOptions::new(owner, nonce)).map_err(|e| e.to_string())?;
     let store_disk = StoreDisk::new(Arc::new(DiskFiles::new()), LIMITS);
     let mut replicas = Vec::new();
-    for state in load_all(&states)? {
+    let States { whole, damaged } = load_all(&states)?;
+    for state in whole {
         let path = extents.join(state.partition.to_string());
         let opened = ExtentStore::open(&store_disk, &path, state.partition);
         let store = opened.map_err(|error| error.to_string()).map(|(store, report)| {
@@ -162,7 +164,7 @@ pub(crate) fn open_disk(
             .sum(),
         ..Usage::default()
     };
-    Ok(OpenedDisk { id, directory, store_disk, wal, recovered, replicas, usage })
+    Ok(OpenedDisk { id, directory, store_disk, wal, recovered, replicas, damaged, usage })
 }
 
 /// The log names its owner, so that a directory moved to another place is noticed.
@@ -240,6 +242,7 @@ impl OpenedDisk {
             usage: self.usage,
             ticked_ms: now_ms(),
             is_out_of_service: false,
+            damaged: self.damaged,
             heard_ms: BTreeMap::new(),
         };
         for (state, store) in self.replicas {
@@ -247,7 +250,7 @@ impl OpenedDisk {
             disk.take_replica(node, state, store, refusal, &known);
         }
         for group in known {
-            if !disk.partitions.contains_key(&group) {
+            if !disk.partitions.contains_key(&group) && !disk.damaged.contains(&group) {
                 // Deleted just before the process ended.
                 disk.driver.multi.remove_group(group);
             }

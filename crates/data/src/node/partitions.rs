@@ -132,12 +132,19 @@ impl Disk {
                 let result = if same { Ok(()) } else { Err(DataError::Invalid) };
                 return answer_done(reply, result);
             }
+            self.damaged.insert(id);
+        }
+        if self.damaged.contains(&id) {
+            if create.configuration.members.contains(&self.shared.node) {
+                return answer(reply, Err(DataError::DiskFailed));
+            }
             // The group goes on without this replica: it may come back, blank.
             self.forget(id);
             if let Err(error) = wipe(&self.states, &self.extents, id) {
                 self.store_disk.fence("remove a damaged replica", &error);
                 return answer(reply, Err(DataError::DiskFailed));
             }
+            self.damaged.remove(&id);
         }
         self.shared.routes.borrow_mut().insert(id, self.index);
         let result = self.make_partition(&create);
