@@ -286,11 +286,8 @@ impl Nemesis {
                 Some(Fault::FullDisk(place))
             }
             "rot" => {
-                // One server's copies only, of each role that has copies: the others stay good.
-                let place = match self.random.chance(3, 4) {
-                    true => *self.victims.data.first()?,
-                    false => *self.victims.meta.first()?,
-                };
+                // One server's copies only: the others stay good.
+                let place = *self.victims.data.first()?;
                 Some(Fault::Rot(place))
             }
             "read-error" => Some(Fault::FailedRead(*self.random.pick(&self.victims.data)?)),

@@ -25,7 +25,7 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
-    /// Also the checks in `OPEN_CHECKS`.
+    /// Also what is known to be open: the checks in `OPEN_CHECKS`, extents that rot at rest.
     pub is_strict: bool,
 }
 

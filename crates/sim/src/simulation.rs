@@ -30,8 +30,16 @@ use crate::workload::{self, Budget, Plan};
 /// Simulated milliseconds of a tick, while clients work and while everybody waits.
 const TICK_MS: u64 = 1;
 const WAITING_TICK_MS: u64 = 10;
-/// Directories of meta and data nodes below which everything is a replica's.
-const REPLICAS: [&str; 3] = ["partitions", "states", "raft"];
+/// Where extents, definitions and snapshots lie.
+const CONTENT: [&str; 1] = ["partitions"];
+/// All that a replica consists of. (What says which node this is has no copy elsewhere: a node that
+/// cannot read it refuses to start.)
+const REPLICA: [&str; 3] = ["partitions", "states", "raft"];
+/// What a replica consists of besides extents. These rot at rest in strict runs only: in a block that an
+/// overwrite is repeated over after a restart, rot passes for a torn write (docs/reliability.md).
+const CONSENSUS: [&str; 2] = ["states", "raft"];
+/// Bits of each server that flip at rest.
+const ROTTEN_AT_REST: u64 = 8;
 /// Capacity of each disk.
 const DISK_BYTES: u64 = 1 << 30;
 /// Simulated time that each phase may take, in milliseconds.
@@ -41,6 +49,8 @@ const HEAL_MS: u64 = 240_000;
 const WHOLE_MS: u64 = 180_000;
 const WALK_MS: u64 = 120_000;
 const EMPTY_MS: u64 = 240_000;
+/// By then the managers have heard what a node that starts has lost.
+const ROT_IS_SEEN_MS: u64 = 10_000;
 
 /// A machine and what it is for.
 struct Placed {
@@ -51,11 +61,10 @@ struct Placed {
     client: u32,
 }
 
-/// Whether a file holds a part of a replica: extents, logs, snapshots. (What says which node this is
-/// has no copy elsewhere; a node that cannot read it refuses to start.)
-fn is_replica(path: &Path) -> bool {
-    let is_part = |name: &OsStr| REPLICAS.iter().any(|part| name == *part);
-    path.components().any(|component| is_part(component.as_os_str()))
+/// Whether a file is below a directory of one of these names.
+fn is_below(path: &Path, names: &[&str]) -> bool {
+    let is_one = |part: &OsStr| names.iter().any(|name| part == *name);
+    path.components().any(|component| is_one(component.as_os_str()))
 }
 
 /// The cluster and all around it.
@@ -420,7 +429,7 @@ impl Simulation {
                     disk.options.capacity_bytes = disk.allocated();
                 }
             }
-            Fault::Rot(place) => self.rot(place),
+            Fault::Rot(place) => self.rot(place, &CONTENT),
             Fault::ClientKill(place) => {
                 self.stop(place, Ending::Process);
                 if let Some(placed) = self.machines.get(place) {
@@ -491,10 +500,26 @@ impl Simulation {
         self.failed_disks.insert(place);
     }
 
-    fn rot(&mut self, place: usize) {
+    fn rot(&self, place: usize, names: &[&str]) {
         let Some(placed) = self.machines.get(place) else { return };
-        let hit = placed.machine.disk().rot(is_replica);
+        let hit = placed.machine.disk().rot(|path| is_below(path, names));
         trace::note(&format!("a bit flips: {hit:?}"));
+    }
+
+    /// One data node and one meta node find logs, states and snapshots damaged when they start. (While
+    /// other servers are broken that is one failure too many: a group without a majority waits.)
+    fn rot_at_rest(&mut self) {
+        let of_data: &[&str] = if self.options.is_strict { &REPLICA } else { &CONSENSUS };
+        for (part, names) in [(Part::Data, of_data), (Part::Meta, &REPLICA)] {
+            let Some(place) = self.places(|placed| placed.part == part).first().copied() else {
+                return;
+            };
+            self.stop(place, Ending::Process);
+            (0..ROTTEN_AT_REST).for_each(|_| self.rot(place, names));
+            self.start(place);
+        }
+        self.run_until(ROT_IS_SEEN_MS, |_| false);
+        self.want(Wanted::Whole, WHOLE_MS, "replicas equal after rot");
     }
 
     fn set_blocked(&mut self, fault: Fault, blocked: bool) {
@@ -553,6 +578,9 @@ impl Simulation {
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
+        if self.options.weights.rot > 0 && !self.is_over() {
+            self.rot_at_rest();
+        }
     }
 
     /// Waits for the observer to see that something holds.
