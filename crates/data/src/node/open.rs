@@ -250,7 +250,9 @@ impl OpenedDisk {
             disk.take_replica(node, state, store, refusal, &known);
         }
         for group in known {
-            if !disk.partitions.contains_key(&group) && !disk.damaged.contains(&group) {
+            if disk.damaged.contains(&group) {
+                disk.driver.multi.refuse_group(group);
+            } else if !disk.partitions.contains_key(&group) {
                 // Deleted just before the process ended.
                 disk.driver.multi.remove_group(group);
             }

@@ -220,6 +220,15 @@ impl MultiRaft {
         true
     }
 
+    /// Takes a group out of service, here only: its state machine cannot be trusted, so it must not vote,
+    /// lead or acknowledge. The log keeps what it has until the group is removed.
+    pub fn refuse_group(&mut self, group: PartitionId) {
+        if self.groups.remove(&group).is_some() {
+            self.dirty.remove(&group);
+            self.refused.insert(group);
+        }
+    }
+
     /// Forgets a group, here only: running or refused. Returns false if there is none.
     pub fn remove_group(&mut self, group: PartitionId) -> bool {
         let is_known = self.groups.remove(&group).is_some() | self.refused.remove(&group);
