@@ -578,7 +578,7 @@ impl Simulation {
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
-        if self.options.weights.rot > 0 && !self.is_over() {
+        if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }
     }

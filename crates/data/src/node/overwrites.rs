@@ -26,6 +26,8 @@ const PROPOSAL_MS: u64 = 30_000;
 const MARK_WAIT: Duration = Duration::from_secs(3);
 /// Between two questions whether a member has marked an extent.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
+/// Between tries to get from another replica what an overwrite could not do here.
+const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
 /// How applying an overwrite went on a disk thread.
 enum Applied {
@@ -33,6 +35,8 @@ enum Applied {
     Done,
     /// A block that is covered in part is damaged: the range must come from another replica.
     Damaged,
+    /// The old bytes could not be read, or the new ones not be written, this time.
+    Hindered,
     /// The disk failed: nothing more is applied.
     Failed,
 }
@@ -174,10 +178,37 @@ impl Disk {
                         disk.entry_applied(id, position, Some(extent), result);
                     });
                 }
+                Applied::Hindered => disk.repair_until_done(id, position, extent, (offset, length)),
                 // The fence is up: everybody is told elsewhere, and the log keeps the entry.
                 Applied::Failed => {}
             },
         );
+    }
+
+    /// The old bytes are there, whole: without this entry they would be served, so it stays unapplied
+    /// until another replica has given what it made of them. That one need not have applied it yet.
+    fn repair_until_done(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        extent: ExtentId,
+        range: (u64, u64),
+    ) {
+        if self.is_fenced() {
+            return;
+        }
+        self.repair_then(id, extent, range, position.index, move |disk, repaired| {
+            let Err(error) = repaired else {
+                return disk.entry_applied(id, position, Some(extent), Ok(()));
+            };
+            tracing::debug!(partition = %id, %extent, %error, "an overwrite waits for another replica");
+            let (shared, index) = (Rc::clone(&disk.shared), disk.index);
+            tokio::task::spawn_local(async move {
+                tokio::time::sleep(REPAIR_PAUSE).await;
+                let again = move |disk: &mut Disk| disk.repair_until_done(id, position, extent, range);
+                shared.ask_disk(index, again).await;
+            });
+        });
     }
 
     /// An entry has had its effect here (or, with an error, could not have it on this extent).
@@ -355,10 +386,10 @@ fn apply(
     };
     match result {
         Ok(()) | Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done,
-        Err(StoreError::Corrupt { .. } | StoreError::ReadFailed { .. }) => Applied::Damaged,
-        Err(StoreError::Busy | StoreError::NoSpace) => {
-            // In place needs no space but for a mark; try from another replica's bytes later.
-            Applied::Damaged
+        Err(StoreError::Corrupt { .. }) => Applied::Damaged,
+        // In place needs no space but for a mark.
+        Err(StoreError::ReadFailed { .. } | StoreError::Busy | StoreError::NoSpace) => {
+            Applied::Hindered
         }
         Err(error) => {
             tracing::error!(%extent, %error, "a committed overwrite cannot be applied");
