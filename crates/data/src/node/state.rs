@@ -175,7 +175,7 @@ mod tests {
             damaged[at] ^= 1;
             std::fs::write(&path, damaged).unwrap();
             let found = load_all(directory.path()).unwrap();
-            assert_eq!(found.whole, [other.clone()], "byte {at}");
+            assert_eq!(found.whole, std::slice::from_ref(&other), "byte {at}");
             assert_eq!(found.damaged, [PartitionId(7)].into(), "byte {at}");
         }
         std::fs::write(&path, &whole[..5]).unwrap();
