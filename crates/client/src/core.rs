@@ -160,7 +160,7 @@ impl Health {
         lock(&self.nodes).get(&node).map_or(Duration::ZERO, |health| health.reads.usual())
     }
 
-    /// An append to these members took this long.
+    /// An append to these members took this long, and succeeded: a refusal may be quick anywhere.
     pub(crate) fn append_took(&self, members: &[NodeId], took: Duration) {
         let (now, mut nodes) = (Instant::now(), lock(&self.nodes));
         for member in members {

@@ -26,6 +26,8 @@ const TRY_WAIT: Duration = Duration::from_secs(30);
 const DATA_WAIT: Duration = Duration::from_secs(10);
 /// All tries for one question: an election and a restart are over by then.
 pub(crate) const WAIT: Duration = Duration::from_secs(90);
+/// Leaders' names followed at once: two members may name each other.
+const REDIRECTS_MAX: u32 = 3;
 /// Pause between tries.
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
@@ -186,7 +188,7 @@ impl<'a> Servers<'a> {
         partition: PartitionId,
     ) -> Result<MetaReply, FsckError> {
         let started = Instant::now();
-        let (mut turn, mut last) = (0, "nobody was asked".to_owned());
+        let (mut turn, mut redirects, mut last) = (0, 0, "nobody was asked".to_owned());
         while started.elapsed() < WAIT {
             let node = self.leader(partition, turn);
             turn += 1;
@@ -195,7 +197,10 @@ impl<'a> Servers<'a> {
                     self.leaders.extend(node.map(|node| (partition, node)));
                     return Ok(Ok(answer));
                 }
-                Ok(Err(MetaError::NotLeader { leader: Some(leader) })) if Some(leader) != node => {
+                Ok(Err(MetaError::NotLeader { leader: Some(leader) }))
+                    if redirects < REDIRECTS_MAX =>
+                {
+                    redirects += 1;
                     self.leaders.insert(partition, leader);
                     continue;
                 }
@@ -212,6 +217,7 @@ impl<'a> Servers<'a> {
                 Err(error) => last = error,
             }
             self.leaders.remove(&partition);
+            redirects = 0;
             tokio::time::sleep(PAUSE).await;
         }
         Err(FsckError::Silent { partition, waited_s: started.elapsed().as_secs(), last })

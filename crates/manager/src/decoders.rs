@@ -155,7 +155,7 @@ fn body_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use milpa_wire::decoder::{check_golden_variants, one_of_each, variant_name};
+    use milpa_wire::decoder::{check_golden_kinds, variant_name};
 
     use super::*;
 
@@ -163,7 +163,7 @@ mod tests {
     fn every_command_is_read_and_written_as_ever() {
         let kind = |Command::V1(command): &Command| variant_name(command);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/manager-commands");
-        check_golden_variants(path.as_ref(), &one_of_each(500, kind)).unwrap();
+        check_golden_kinds(path.as_ref(), kind).unwrap();
     }
 
     #[test]

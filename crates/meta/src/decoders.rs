@@ -183,7 +183,7 @@ fn snapshot_seal(bytes: &mut [u8]) {
 
 #[cfg(test)]
 mod tests {
-    use milpa_wire::decoder::{check_golden_variants, one_of_each, variant_name};
+    use milpa_wire::decoder::{check_golden_kinds, variant_name};
 
     use super::*;
 
@@ -205,6 +205,6 @@ mod tests {
             other => variant_name(other),
         };
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/meta-commands");
-        check_golden_variants(path.as_ref(), &one_of_each(500, kind)).unwrap();
+        check_golden_kinds(path.as_ref(), kind).unwrap();
     }
 }

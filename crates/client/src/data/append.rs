@@ -128,6 +128,9 @@ impl DataClient {
         let members = |partition| view.data(partition).map(|found| found.members.as_slice());
         let latency = |of: &[NodeId]| self.core.health.append_latency(of);
         let Some(ours) = members(extent.partition).map(latency) else { return false };
+        if ours <= LEAVE_WHEN_SLOWER_BY {
+            return false;
+        }
         let others = view.volume.data.iter().filter(|other| other.takes_extents);
         let fastest = others.map(|other| latency(&other.members)).min().unwrap_or(ours);
         ours > fastest * 4 + LEAVE_WHEN_SLOWER_BY
@@ -186,14 +189,12 @@ impl DataClient {
         let request = append_request(partition.id, partition.epoch, purpose, packet, target);
         let started = Instant::now();
         let call = self.call(view, partition.primary, &request, packet.data.clone(), TRY_WAIT);
-        let answer = call.await;
-        // A failure too is a measurement: a disk that is slow enough runs into the deadline.
-        self.core.health.append_took(&partition.members, started.elapsed());
-        let (extent, offset, length) = match answer {
+        let (extent, offset, length) = match call.await {
             Ok((DataAnswer::Appended { extent, offset, committed }, _))
                 if extent.is_small() == small
                     && offset.checked_add(packet.len()).is_some_and(|end| end <= committed) =>
             {
+                self.core.health.append_took(&partition.members, started.elapsed());
                 (extent, offset, packet.len())
             }
             Ok(_) => {
@@ -239,8 +240,9 @@ impl DataClient {
                 let call = Box::pin(async move {
                     let started = Instant::now();
                     let answer = self.call(view, primary, &request, payload, TRY_WAIT).await;
-                    let took = started.elapsed();
-                    self.core.health.append_took(members.unwrap_or_default(), took);
+                    if let (Ok(_), Some(members)) = (&answer, members) {
+                        self.core.health.append_took(members, started.elapsed());
+                    }
                     answer
                 });
                 flights.push_back(Flight::launch(call as crate::transport::Boxed<'_, _>).await);

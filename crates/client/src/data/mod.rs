@@ -138,11 +138,11 @@ impl DataClient {
             }
         }
         let latency = |of: &DataPartition| self.core.health.append_latency(&of.members);
-        let latencies: Vec<Duration> = best.iter().map(|partition| latency(partition)).collect();
-        let slowest = latencies.iter().min().copied().unwrap_or_default() * 2 + SLOWER_BY;
-        let mut fast = latencies.iter();
-        best.retain(|_| fast.next().is_some_and(|latency| *latency <= slowest));
-        best.get(self.core.chance.below(best.len())).copied()
+        let timed: Vec<_> =
+            best.into_iter().map(|partition| (latency(partition), partition)).collect();
+        let limit = timed.iter().map(|(latency, _)| *latency).min()? * 2 + SLOWER_BY;
+        let fast: Vec<_> = timed.into_iter().filter(|(latency, _)| *latency <= limit).collect();
+        fast.get(self.core.chance.below(fast.len())).map(|(_, partition)| *partition)
     }
 
     fn rank(&self, view: &View, partition: &DataPartition) -> u8 {

@@ -17,3 +17,4 @@ mod loopback;
 mod meta;
 mod names;
 mod sharing;
+mod slow;

@@ -13,8 +13,9 @@ use serde::de::DeserializeOwned;
 
 pub use generate::{Random, generate};
 
-/// Seeds among which [`one_of_each`] looks.
+/// Seeds among which values for golden lines are looked for, and how long these may be.
 const SEEDS_LOOKED_AT: u64 = 20_000;
+const GOLDEN_BYTES_MAX: usize = 500;
 const ADVICE: &str = "Disks in use hold the golden bytes. If the format was changed on \
     purpose: raise its version, keep reading the old one, leave this golden file as it is, and \
     add one of a new name (MILPA_GOLDEN=write); docs/format.md tells both.";
@@ -99,41 +100,36 @@ pub fn check_all_golden<'a>(
     decoders.into_iter().try_for_each(|decoder| check_golden(decoder, &directory))
 }
 
-/// Compares every variant of a logged command with the golden file `<directory>/<name>`: text, a line for
-/// each, the variant's name and its bytes in hexadecimal. Each line must be read, and written as it was.
-/// `values` are one of each: a variant that has no line yet is an error; with `MILPA_GOLDEN=write` it is
-/// added. (Lines are not compared with `values`: a new variant makes others of the same seeds.)
+/// Compares a logged command with the golden file at `path`: text, a line for each kind, its name and
+/// bytes in hexadecimal. Each line must be read as what its name says, and written as it was. A kind that
+/// has no line yet is an error; with `MILPA_GOLDEN=write` one is added. (Lines are not compared with
+/// generated values: a new variant makes others of the same seeds.)
 ///
 /// # Errors
 ///
 /// What differs, and what to do about it.
 #[allow(clippy::disallowed_methods)]
-pub fn check_golden_variants<T: Serialize + DeserializeOwned>(
+pub fn check_golden_kinds<T: Serialize + DeserializeOwned>(
     path: &std::path::Path,
-    values: &BTreeMap<String, T>,
+    kind: impl Fn(&T) -> String,
 ) -> Result<(), String> {
     let (shown, adds) = (path.display(), golden_is_written());
     let text = match std::fs::read_to_string(path) {
         Err(_) if adds => String::new(),
         read => read.map_err(|error| format!("cannot read {shown}: {error}"))?,
     };
-    let mut golden: BTreeMap<String, String> = text
+    let mut golden: BTreeMap<&str, String> = text
         .lines()
         .filter_map(|line| line.split_once(' '))
-        .map(|(name, bytes)| (name.to_owned(), bytes.to_owned()))
+        .map(|(name, bytes)| (name, bytes.to_owned()))
         .collect();
-    for (name, value) in values {
-        let written = hex(&crate::encode(value));
-        let line = golden.entry(name.clone()).or_insert_with(|| match adds {
-            true => written.clone(),
-            false => String::new(),
-        });
-        match from_hex(line).and_then(|bytes| crate::decode::<T>(&bytes).ok()) {
-            _ if line.is_empty() => {
-                return Err(format!("{shown} has no line for {name}: add it (MILPA_GOLDEN=write)"));
-            }
+    for (name, bytes) in &golden {
+        match from_hex(bytes).and_then(|bytes| crate::decode::<T>(&bytes).ok()) {
             None => return Err(format!("{name} of {shown} is refused. {ADVICE}")),
-            Some(read) if hex(&crate::encode(&read)) != *line => {
+            Some(read) if kind(&read) != *name => {
+                return Err(format!("{name} of {shown} is read as {}. {ADVICE}", kind(&read)));
+            }
+            Some(read) if hex(&crate::encode(&read)) != *bytes => {
                 return Err(format!(
                     "{name} of {shown} is read, and then written otherwise. {ADVICE}"
                 ));
@@ -141,20 +137,22 @@ pub fn check_golden_variants<T: Serialize + DeserializeOwned>(
             Some(_) => {}
         }
     }
-    if let Some((name, _)) = golden.iter().find(|(name, _)| !values.contains_key(*name)) {
-        return Err(format!("{name} of {shown} is not there any more. {ADVICE}"));
+    let known = one_of_each(&kind);
+    let missing: Vec<_> = known.iter().filter(|(name, _)| !golden.contains_key(&***name)).collect();
+    if let Some((name, _)) = missing.first().filter(|_| !adds) {
+        return Err(format!("{shown} has no line for {name}: add it (MILPA_GOLDEN=write)"));
     }
     if adds {
+        golden.extend(missing.iter().map(|(name, value)| (&***name, hex(&crate::encode(value)))));
         let text: String = golden.iter().map(|(name, bytes)| format!("{name} {bytes}\n")).collect();
         std::fs::write(path, text).map_err(|error| format!("cannot write {shown}: {error}"))?;
     }
     Ok(())
 }
 
-/// One of each kind, among the values of the first thousands of seeds: of those that take at most
-/// `bytes_max`, the longest, so that as many fields as possible are there.
-pub fn one_of_each<T: Serialize + DeserializeOwned>(
-    bytes_max: usize,
+/// One of each kind, among the values of the first thousands of seeds: of those that are not too long for
+/// a line the longest, so that as many fields as possible are there.
+fn one_of_each<T: Serialize + DeserializeOwned>(
     kind: impl Fn(&T) -> String,
 ) -> BTreeMap<String, T> {
     let mut chosen: BTreeMap<String, (usize, T)> = BTreeMap::new();
@@ -162,7 +160,8 @@ pub fn one_of_each<T: Serialize + DeserializeOwned>(
         let value = generate::<T>(seed);
         let length = crate::encode(&value).len();
         let name = kind(&value);
-        if length <= bytes_max && chosen.get(&name).is_none_or(|(known, _)| *known < length) {
+        let is_longer = chosen.get(&name).is_none_or(|(known, _)| *known < length);
+        if length <= GOLDEN_BYTES_MAX && is_longer {
             chosen.insert(name, (length, value));
         }
     }
