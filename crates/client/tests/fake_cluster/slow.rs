@@ -62,7 +62,8 @@ async fn new_bytes_go_where_no_member_is_slow() {
     for number in 100..200 {
         write(&client, &format!("/f{number}"), &pattern(number as u8, 10_000)).await;
     }
-    assert!(appends.lock().unwrap().values().all(|n| *n > 15), "{appends:?}");
+    let tried = appends.lock().unwrap().values().filter(|n| **n > 15).count();
+    assert_eq!(tried, 3, "{appends:?}");
 }
 
 /// A stream leaves a partition that has become slow.
@@ -83,11 +84,12 @@ async fn an_extent_is_left_when_a_member_becomes_slow() {
     });
     let started = Instant::now();
     for number in 0..20 {
-        let bytes = pattern(number as u8, 100_000);
-        client.write(opened.handle, number * 100_000, bytes, false).await.unwrap();
-        client.flush(opened.handle).await.unwrap();
+        // So much is sent in the background.
+        let bytes = pattern(number as u8, 600_000);
+        client.write(opened.handle, number * 600_000, bytes, false).await.unwrap();
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    client.fsync(opened.handle, false).await.unwrap();
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
 }
 
@@ -116,7 +118,8 @@ async fn a_quick_refusal_does_not_clear_a_slow_member() {
     });
     for number in 0..60 {
         write(&client, &format!("/f{number}"), &pattern(number, 10_000)).await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(350)).await;
     }
-    assert!(*tries.lock().unwrap() <= 6, "{tries:?}");
+    // Every five seconds one, and the refusal after it.
+    assert!(*tries.lock().unwrap() <= 9, "{tries:?}");
 }
