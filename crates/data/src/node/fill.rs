@@ -196,7 +196,12 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let partition = self.partition;
-        let here = self.shared.ask_disk(self.disk, move |disk| disk.applied(partition)).await;
+        // All that was handed to the extent here, applied or waiting: older bytes would not land.
+        let handed = move |disk: &mut Disk| {
+            let applying = disk.partitions.get(&partition)?.applying.borrow();
+            Some(applying.applied().max(applying.last_of(extent)))
+        };
+        let here = self.shared.ask_disk(self.disk, handed).await;
         let fence = here.flatten().ok_or(DataError::WrongPartition)?.max(applied);
         let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
         let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;

@@ -186,7 +186,8 @@ impl Disk {
     }
 
     /// The old bytes are there, whole: without this entry they would be served, so it stays unapplied
-    /// until another replica has given what it made of them. That one need not have applied it yet.
+    /// until another replica has given what it made of them. That one need not have applied it yet. Ends
+    /// with the replica, or with the disk.
     fn repair_until_done(
         &mut self,
         id: PartitionId,
@@ -378,10 +379,15 @@ fn apply(
     overwriting: Overwriting,
 ) -> Applied {
     let whole = Checksums::of_payload(checksums);
-    let result = match store.overwrite(extent, offset, bytes, whole, overwriting) {
+    let once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {
             apply_part(store, extent, offset, bytes, length, overwriting)
         }
+        other => other,
+    };
+    let result = match once() {
+        // A second time here, before any later overwrite of the extent, costs less than other replicas.
+        Err(StoreError::ReadFailed { .. }) => once(),
         other => other,
     };
     match result {

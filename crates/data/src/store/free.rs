@@ -33,20 +33,23 @@ impl Plan {
 
 pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreError> {
     store.disk.check()?;
-    let mut plan = Plan::default();
+    let (mut plan, mut unread) = (Plan::default(), Ok(()));
     for range in ranges {
-        match store.extent(range.extent) {
+        let noted = match store.extent(range.extent) {
             // Also one that is not here: a late replicate must not make it.
             Ok(_) | Err(StoreError::NoExtent) if range.length == u64::MAX => {
                 plan.remove(range.extent);
+                Ok(())
             }
             Ok(extent) => note_dead(store, &extent, range, &mut plan),
             Err(StoreError::NoExtent) => note_absent(store, range, &mut plan),
             // Removed.
-            Err(_) => {}
-        }
+            Err(_) => Ok(()),
+        };
+        unread = unread.and(noted);
     }
-    execute(store, &plan)
+    // What was noted stands all the same; the rest is found when the caller asks again.
+    execute(store, &plan).and(unread)
 }
 
 fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
@@ -72,7 +75,7 @@ fn bounds(range: &Freed) -> (u64, u64) {
 }
 
 /// Leaves word for an extent that is not here, or not yet.
-fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) {
+fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) -> Result<(), StoreError> {
     let (start, end) = bounds(range);
     let mut freed = lock(&store.freed);
     // Looked up again under the lock under which a new extent takes over what is left for it.
@@ -83,20 +86,22 @@ fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) {
     if start < end && freed.note_absent(range.extent, start, end) {
         plan.records.push(Record::Dead { extent: range.extent, start, end });
     }
+    Ok(())
 }
 
 /// Adds a range to the extent's dead ones and plans what follows from it. Bytes that this replica
 /// has yet to get from a peer count like those that it has.
-fn note_dead(store: &ExtentStore, extent: &Arc<Extent>, range: &Freed, plan: &mut Plan) {
+fn note_dead(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    range: &Freed,
+    plan: &mut Plan,
+) -> Result<(), StoreError> {
     let (mut start, end) = bounds(range);
-    let is_new = {
-        let mut state = extent.state();
-        let is_new = !state.dead.covers(start, end);
-        state.dead.insert(start, end);
-        is_new
-    };
-    if let Some(header) = dead_header(store, extent, start) {
-        extent.state().dead.insert(header, start);
+    let mut is_new = note_range(extent, start, end);
+    let header = dead_header(store, extent, start);
+    if let Ok(Some(header)) = header {
+        is_new |= note_range(extent, header, start);
         start = header;
     }
     if is_new {
@@ -108,18 +113,39 @@ fn note_dead(store: &ExtentStore, extent: &Arc<Extent>, range: &Freed, plan: &mu
     } else {
         plan.punches.push((Arc::clone(extent), start, end));
     }
+    header.map(drop)
 }
 
-/// Where the header of a piece begins whose bytes are now all dead, `at` being one of them.
-fn dead_header(store: &ExtentStore, extent: &Arc<Extent>, at: u64) -> Option<u64> {
+/// Whether some of these bytes were not known to be dead.
+fn note_range(extent: &Extent, start: u64, end: u64) -> bool {
+    let mut state = extent.state();
+    let is_new = !state.dead.covers(start, end);
+    state.dead.insert(start, end);
+    is_new
+}
+
+/// Where the header of a piece begins whose bytes are now all dead, `at` being one of them. An error if
+/// the disk did not give it this time: left alone, it would stay here and go at the other replicas.
+fn dead_header(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    at: u64,
+) -> Result<Option<u64>, StoreError> {
     if !extent.id.is_small() {
-        return None;
+        return Ok(None);
     }
-    let (run_start, run_end) = extent.state().dead.run_at(at)?;
-    let header_at = run_start.checked_sub(PIECE_HEADER_BYTES as u64)?;
-    // A header that cannot be read stays; its block is repaired or lost as a whole.
-    let header = piece::read_header(store, extent.id, header_at).ok()??;
-    (run_start + u64::from(header.length) <= run_end).then_some(header_at)
+    let Some((run_start, run_end)) = extent.state().dead.run_at(at) else { return Ok(None) };
+    let Some(header_at) = run_start.checked_sub(PIECE_HEADER_BYTES as u64) else {
+        return Ok(None);
+    };
+    let header = match piece::read_header(store, extent.id, header_at) {
+        Ok(header) => header,
+        Err(error @ StoreError::ReadFailed { .. }) => return Err(error),
+        // A damaged one stays; its block is repaired or lost as a whole.
+        Err(_) => None,
+    };
+    let is_dead = |length: u32| run_start + u64::from(length) <= run_end;
+    Ok(header.filter(|header| is_dead(header.length)).map(|_| header_at))
 }
 
 fn is_all_dead(extent: &Extent) -> bool {
@@ -221,9 +247,10 @@ pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<()
     let runs: Vec<(u64, u64)> = extent.state().dead.iter().collect();
     let mut plan = Plan::default();
     for (start, end) in runs {
-        let header = dead_header(store, extent, start);
+        // The seal stands whatever the disk gives.
+        let header = dead_header(store, extent, start).unwrap_or(None);
         if let Some(header) = header {
-            extent.state().dead.insert(header, start);
+            note_range(extent, header, start);
             plan.records.push(Record::Dead { extent: extent.id, start: header, end });
         }
         plan.punches.push((Arc::clone(extent), header.unwrap_or(start), end));
