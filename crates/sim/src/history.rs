@@ -49,8 +49,6 @@ pub(crate) struct History {
     pub calls: Vec<Ended>,
     /// Errors that clients saw: operation and text.
     pub errors: BTreeMap<String, u64>,
-    /// Which client made a file.
-    pub makers: BTreeMap<InodeId, Client>,
     /// Findings of checks that are known to be open.
     pub open_findings: Vec<Violation>,
     pub is_strict: bool,

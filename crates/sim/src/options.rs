@@ -104,9 +104,6 @@ pub(crate) struct Options {
     pub fault_lasts_ms: u64,
     /// At most one server of each role is impaired at a time.
     pub is_gentle: bool,
-    /// Files are written by several clients. A client that has a file open for long and writes over
-    /// what another published meanwhile can lose its bytes (docs/reliability.md).
-    pub shares_files: bool,
     /// When all is mended, a data and a meta node find damage as they start (F5).
     pub rots_at_rest: bool,
     /// Findings of checks that are known to be open count.
@@ -146,7 +143,6 @@ impl Options {
             fault_every_ms: *random.pick(&[300, 1_000, 3_000]).unwrap_or(&1_000),
             fault_lasts_ms: *random.pick(&[1_000, 5_000, 20_000]).unwrap_or(&5_000),
             is_gentle: random.chance(1, 2),
-            shares_files: true,
             rots_at_rest: false,
             is_strict: settings.is_strict,
             weights: Weights::default(),

@@ -259,7 +259,6 @@ impl Simulation {
             history: Rc::clone(&self.history),
             directories: Rc::clone(&self.directories),
             seed: self.options.seed,
-            shares_files: self.options.shares_files,
             judges_lookups: !self.options.caches_names,
             pause_max_ms: self.options.pause_max_ms,
         };

@@ -38,15 +38,14 @@ impl Worker {
         self.end(&key, place, &result, call);
         if let Ok(file) = result {
             let (handle, inode) = (file.handle, file.attributes.inode);
-            let writes = self.may_write(inode, true);
-            self.files.push(Opened { handle, inode, opened, writes });
+            self.files.push(Opened { handle, inode, opened, writes: true });
         }
     }
 
     pub(super) async fn open_existing(&mut self) {
         let Some(key) = self.file_key() else { return };
         let Some(inode) = self.look_up(&key).await else { return };
-        let writes = self.random.chance(1, 2) && self.may_write(inode, false);
+        let writes = self.random.chance(1, 2);
         let flags = if writes { OpenFlags::read_write() } else { OpenFlags::read_only() };
         let (began, opened) = (Instant::now(), self.plan.history.borrow_mut().moment());
         let result = self.client.open(inode, flags).await;
@@ -54,16 +53,6 @@ impl Worker {
         if let Ok(file) = result {
             self.files.push(Opened { handle: file.handle, inode, opened, writes });
         }
-    }
-
-    /// Whether this client writes to a file: one that it made, unless files are shared. One that
-    /// nobody is known to have made is taken over if `takes` says so.
-    fn may_write(&self, inode: InodeId, takes: bool) -> bool {
-        let mut history = self.plan.history.borrow_mut();
-        if takes {
-            history.makers.entry(inode).or_insert(self.plan.client);
-        }
-        self.plan.shares_files || history.makers.get(&inode) == Some(&self.plan.client)
     }
 
     fn pick_file(&mut self) -> Option<usize> {

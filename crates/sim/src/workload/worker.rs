@@ -30,8 +30,6 @@ pub(crate) struct Plan {
     pub history: SharedHistory,
     pub directories: Directories,
     pub seed: u64,
-    /// Writes also to files that another client made.
-    pub shares_files: bool,
     /// Lookups are judged: the client caches no names.
     pub judges_lookups: bool,
     /// Milliseconds that a worker rests between operations, at most.
