@@ -52,6 +52,7 @@ sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ende
 	$(SIM) --tally target/sim-tally.json --hours $${HOURS:-1} --jobs 2 --keep-going
 
 bug-bank: packages ## known bugs, put back one at a time: the simulation must find each (SEEDS=500)
+	@scripts/packages patch
 	CARGO="$(CARGO)" scripts/bug-bank
 
 fuzz: packages ## hostile bytes for every decoder, ten minutes for each family (FUZZ_SECONDS)
