@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::content::{BLOCK, Content, SECTOR};
+use super::content::{BLOCK, Content, SECTOR, is_zero};
 use crate::random::Random;
 
 /// How an unsynced change of a directory may get lost.
@@ -354,7 +354,7 @@ impl Platter {
         }
         self.allocated += added;
         file.current.write(bytes, offset);
-        let is_bulk = bytes.len() as u64 > BLOCK && bytes.iter().all(|byte| *byte == 0);
+        let is_bulk = bytes.len() as u64 > BLOCK && is_zero(bytes);
         if is_bulk {
             file.unsynced.push(Change::Zeros(offset, bytes.len() as u64));
         } else {
