@@ -61,6 +61,9 @@ enum Command {
         /// How many files of 4 KiB
         #[arg(long, default_value_t = 50_000)]
         files: u64,
+        /// What repair may copy to each disk in a second, in MiB; else the default of data nodes
+        #[arg(long)]
+        repair_mib: Option<u64>,
     },
     /// Servers killed under load: the longest call that a client sees, role by role
     Failover {
@@ -83,7 +86,7 @@ fn main() -> ExitCode {
         Command::Compare { names, mib, plain } => compare(names, mib, plain.as_deref()),
         Command::Million { files } => million::run(files),
         Command::Directory { files } => million::directory(files),
-        Command::Recovery { files } => recovery::run(files),
+        Command::Recovery { files, repair_mib } => recovery::run(files, repair_mib),
         Command::Failover { rounds } => failover::run(rounds),
         Command::Worker { directory, count } => worker::run(&directory, count),
     };

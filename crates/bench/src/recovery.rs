@@ -26,8 +26,15 @@ const COPY_BYTES: usize = 256 << 20;
 const HEAL_MAX: Duration = Duration::from_secs(3600);
 
 /// Fills the cluster, kills a data node and deletes its directory, and watches.
-pub fn run(files: u64) -> Outcome {
-    let bed = Testbed::start_impatient(&["--nodes", "5"])?;
+pub fn run(files: u64, repair_mib: Option<u64>) -> Outcome {
+    let bed = Testbed::start_tuned(&["--nodes", "5"], |process, table| match &*process.role {
+        "manager" => set(table, Some("policy"), "dead_after_ms", 5_000),
+        "data" => {
+            let bytes = repair_mib.map(|mib| mib << 20);
+            bytes.iter().for_each(|bytes| set(table, None, "repair_bytes_per_second", *bytes));
+        }
+        _ => {}
+    })?;
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|e| e.to_string())?;
@@ -41,7 +48,8 @@ pub fn run(files: u64) -> Outcome {
 
     let quiet =
         runtime.block_on(measure(&client, directory, 0, |began| began.elapsed() < QUIET))?;
-    println!("write + close + read of 4 KiB, {CALLERS} callers, quiet:  {}", quiet.describe());
+    let quiet = Latencies::of(&quiet, |_| true);
+    println!("write + close + read of 4 KiB, {CALLERS} callers, quiet:   {}", quiet.describe());
     let lost = largest(&bed)?;
     let all: u64 = used(&bed)?.iter().map(|(_, bytes)| bytes).sum();
     let share = lost.bytes as f64 / (all as f64 / 3.0);
@@ -52,6 +60,7 @@ pub fn run(files: u64) -> Outcome {
     std::fs::remove_dir_all(&process.directory).map_err(|e| e.to_string())?;
     milpa_testbed::kill(pid)?;
 
+    let killed = Instant::now();
     let (watching, watched) = std::sync::mpsc::channel();
     let healed = std::sync::atomic::AtomicBool::new(false);
     let busy = std::thread::scope(|scope| {
@@ -64,7 +73,11 @@ pub fn run(files: u64) -> Outcome {
         runtime.block_on(measure(&client, directory, 1, goes_on))
     })?;
     let (waited, healing) = watched.recv().map_err(|e| e.to_string())??;
-    println!("write + close + read of 4 KiB, {CALLERS} callers, repair: {}", busy.describe());
+    let begun = killed + waited;
+    let missing = Latencies::of(&busy, |ended| ended < begun);
+    let busy = Latencies::of(&busy, |ended| ended >= begun);
+    println!("the same from the loss until it is dead:                {}", missing.describe());
+    println!("the same while its replicas are made again:             {}", busy.describe());
     let seconds = healing.as_secs_f64().max(1e-3);
     let rate = lost.bytes as f64 / seconds;
     println!(
@@ -77,6 +90,16 @@ pub fn run(files: u64) -> Outcome {
         busy.percentile(99) / quiet.percentile(99).max(1e-9),
     );
     runtime.block_on(client.shutdown()).map_err(|e| e.to_string())
+}
+
+/// Sets a number in a config file.
+fn set(table: &mut toml::Table, section: Option<&str>, key: &str, value: u64) {
+    let table = match section {
+        Some(section) => table.get_mut(section).and_then(|section| section.as_table_mut()),
+        None => Some(table),
+    };
+    let Some(table) = table else { return };
+    table.insert(key.to_owned(), toml::Value::Integer(value.try_into().unwrap_or(i64::MAX)));
 }
 
 /// A data node, as the managers see it.
@@ -180,10 +203,21 @@ async fn read(client: &Client, inode: InodeId) -> Outcome {
     if length == FILE_BYTES { Ok(()) } else { Err(format!("{length} bytes read")) }
 }
 
+/// An operation: when it ended, and how many seconds it took.
+type Taken = (Instant, f64);
+
 /// Seconds of each operation, sorted.
 struct Latencies(Vec<f64>);
 
 impl Latencies {
+    /// Of the operations that ended when `is_meant`.
+    fn of(taken: &[Taken], is_meant: impl Fn(Instant) -> bool) -> Latencies {
+        let meant = taken.iter().filter(|(ended, _)| is_meant(*ended));
+        let mut seconds: Vec<f64> = meant.map(|(_, seconds)| *seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        Latencies(seconds)
+    }
+
     fn percentile(&self, percent: usize) -> f64 {
         let at = (self.0.len() * percent / 100).min(self.0.len().saturating_sub(1));
         self.0.get(at).copied().unwrap_or(0.0)
@@ -202,7 +236,7 @@ async fn measure(
     directory: InodeId,
     round: u32,
     goes_on: impl Fn(Instant) -> bool,
-) -> Outcome<Latencies> {
+) -> Outcome<Vec<Taken>> {
     let began = Instant::now();
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut callers = tokio::task::JoinSet::new();
@@ -215,7 +249,7 @@ async fn measure(
                 let text = format!("m{round}-{caller}-{}", taken.len());
                 let inode = write(&client, directory, &text).await?;
                 read(&client, inode).await?;
-                taken.push(started.elapsed().as_secs_f64());
+                taken.push((Instant::now(), started.elapsed().as_secs_f64()));
             }
             Ok::<_, String>(taken)
         });
@@ -228,8 +262,7 @@ async fn measure(
     while let Some(joined) = callers.join_next().await {
         all.extend(joined.map_err(|e| e.to_string())??);
     }
-    all.sort_by(f64::total_cmp);
-    Ok(Latencies(all))
+    Ok(all)
 }
 
 /// Bytes a second that a file is copied with on the same disk, flushed at its end.

@@ -228,25 +228,21 @@ impl Fault {
         self.victim == Victim::Client(client)
     }
 
-    /// Which calls, by how their descriptions begin, may fail for lack of space while this lasts: all of
-    /// them when the full disk has a replica of every partition that takes new bytes, creations when
-    /// the full meta node leads a partition (docs/operations.md). No other single failure may refuse one.
+    /// Whether calls may fail for lack of space while this lasts: when the full disk has a replica of
+    /// every partition that takes new bytes. No other single failure may refuse one.
     ///
     /// # Errors
     ///
     /// When the managers do not say who is where.
-    pub fn entitles_no_space(&self, machines: &Machines) -> Outcome<Option<&'static str>> {
+    pub fn entitles_no_space(&self, machines: &Machines) -> Outcome<bool> {
         let (Kind::DiskFilled, Victim::Process(name)) = (self.kind, &self.victim) else {
-            return Ok(None);
+            return Ok(false);
         };
-        Ok(match self.class().1 {
-            "data" => {
-                let (on, all) = machines.replicas_on(name)?;
-                (on == all).then_some("")
-            }
-            "meta" => machines.leads(name)?.then_some("create of"),
-            _ => None,
-        })
+        if self.class().1 != "data" {
+            return Ok(false);
+        }
+        let (on, all) = machines.replicas_on(name)?;
+        Ok(on == all)
     }
 
     /// The same against a node that holds something: one that came back with an empty disk, and got

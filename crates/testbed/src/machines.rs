@@ -326,16 +326,6 @@ impl Machines {
         Ok((partitions.iter().filter(is_on).count(), partitions.len()))
     }
 
-    /// Whether a meta process leads a partition.
-    ///
-    /// # Errors
-    ///
-    /// When the managers do not say.
-    pub fn leads(&self, name: &str) -> Outcome<bool> {
-        let (node, partitions) = (self.node_id(name)?, self.partitions_like(name)?);
-        Ok(partitions.iter().any(|partition| partition["leader"] == node))
-    }
-
     /// The partitions that processes of this one's role hold.
     fn partitions_like(&self, name: &str) -> Outcome<Vec<Value>> {
         let role = self.processes[self.place(name)?].role;

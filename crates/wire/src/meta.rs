@@ -627,6 +627,8 @@ pub struct MetaPartitionReport {
     pub learners: Vec<NodeId>,
     /// Leader: the members that have nearly all of the log.
     pub current: Vec<NodeId>,
+    /// Its node makes no inodes: its disk or its memory is full.
+    pub is_full: bool,
     /// Its state at some log indexes, for the managers to compare.
     pub marks: Vec<StateMark>,
 }

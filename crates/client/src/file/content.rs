@@ -88,6 +88,15 @@ pub(crate) enum Scope {
     FullPackets,
 }
 
+/// Where bytes go that lie over committed ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Placing {
+    /// Over them (CFS section 4).
+    InPlace,
+    /// Elsewhere: the disks that they lie on are full.
+    Anew,
+}
+
 /// What a push sends.
 #[derive(Debug, Default)]
 pub(crate) struct Push {
@@ -302,7 +311,12 @@ impl Content {
 
     /// Moves buffered bytes to `sending` and tells what to do with them; `None` when nothing is to
     /// be sent.
-    pub(crate) fn begin_push(&mut self, scope: Scope, inline_bytes_max: u64) -> Option<Push> {
+    pub(crate) fn begin_push(
+        &mut self,
+        scope: Scope,
+        placing: Placing,
+        inline_bytes_max: u64,
+    ) -> Option<Push> {
         debug_assert!(self.sending.is_empty(), "one push at a time");
         let leaving_inode = self.inline.is_some() && !self.segments.is_empty();
         let nothing_to_send = self.dirty.is_empty() && !leaving_inode;
@@ -330,7 +344,7 @@ impl Content {
             pieces.push((at, bytes));
         }
         pieces.sort_by_key(|(at, _)| *at);
-        let push = self.split(&pieces);
+        let push = self.split(&pieces, placing);
         (!push.appends.is_empty() || !push.replacements.is_empty()).then_some(push)
     }
 
@@ -355,14 +369,14 @@ impl Content {
     }
 
     /// CFS section 4: what lies on committed bytes is overwritten, the rest appended.
-    fn split(&self, pieces: &[(u64, Bytes)]) -> Push {
+    fn split(&self, pieces: &[(u64, Bytes)], placing: Placing) -> Push {
         let mut push = Push::default();
         let mut appends = Vec::new();
         for (at, data) in packets(pieces, PACKET_BYTES) {
             for part in self.segments.parts(at, at + data.len() as u64) {
                 let low = (part.offset - at) as usize;
                 let data = data.slice(low..low + part.length as usize);
-                match part.column {
+                match part.column.filter(|_| placing == Placing::InPlace) {
                     None => appends.push((part.offset, data)),
                     Some(column) => {
                         let file_offset = part.offset;

@@ -294,7 +294,9 @@ impl World {
         if self.content.stale {
             self.reload();
         }
-        let Some(push) = self.content.begin_push(scope, INLINE) else { return true };
+        let Some(push) = self.content.begin_push(scope, Placing::InPlace, INLINE) else {
+            return true;
+        };
         write.into_iter().for_each(|(at, length)| self.write(at, length));
         if let Some((at, length)) = other {
             self.other(at, length, true);
@@ -438,7 +440,7 @@ fn a_write_over_committed_bytes_and_beyond_is_split() {
     world.write(0, 1000);
     world.publish(true, None);
     world.write(900, 300);
-    let push = world.content.begin_push(Scope::All, INLINE).unwrap();
+    let push = world.content.begin_push(Scope::All, Placing::InPlace, INLINE).unwrap();
     let replaced: Vec<_> =
         push.replacements.iter().map(|r| (r.file_offset, r.data.len())).collect();
     let appended: Vec<_> = push.appends.iter().map(|(at, data)| (*at, data.len())).collect();
@@ -466,7 +468,7 @@ fn bytes_put_over_what_somebody_replaced_are_laid_over_the_replacement() {
 fn a_stream_sends_whole_packets_and_keeps_the_rest() {
     let mut world = World::new();
     world.write(0, 3 * PACKET_BYTES + 5);
-    let push = world.content.begin_push(Scope::FullPackets, INLINE).unwrap();
+    let push = world.content.begin_push(Scope::FullPackets, Placing::InPlace, INLINE).unwrap();
     assert_eq!(push.appends.len(), 3);
     assert!(push.appends.iter().all(|(_, data)| data.len() == PACKET_BYTES));
     world.check();

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use milpa_types::{DataError, MetaError, SessionId};
 use milpa_wire::meta::{MetaAnswer, MetaWrite, Publish};
 
-use super::content::{Push, Scope};
+use super::content::{Placing, Push, Scope};
 use super::{FileState, Io};
 use crate::data::append::{AppendFor, Packet};
 use crate::error::FsError;
@@ -63,14 +63,21 @@ impl Inner {
     ) -> Result<bool, FsError> {
         let session = self.check_session(file, io)?;
         let inline_bytes_max = self.inline_bytes_max();
-        let mut reloads = 0;
+        let (mut reloads, mut placing) = (0, Placing::InPlace);
         let result = loop {
             if file.shared().content.stale {
                 self.reload(file).await?;
             }
-            let push = file.shared().content.begin_push(scope, inline_bytes_max);
+            let push = file.shared().content.begin_push(scope, placing, inline_bytes_max);
             let Some(push) = push else { return Ok(reloads > 0) };
+            let is_over_others = !push.replacements.is_empty();
             match self.send(file, io, push, session, sync).await {
+                // Where the bytes lie there is no room to log what replaces them; elsewhere there may be.
+                Err(FsError::Data(DataError::NoSpace)) if is_over_others => {
+                    placing = Placing::Anew;
+                    let released = file.shared().content.push_failed();
+                    self.budget.give(released);
+                }
                 // Truncated or replaced by somebody, who had the bytes deleted that these were to
                 // lie on: as the file is now, they go elsewhere.
                 Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {

@@ -210,6 +210,25 @@ async fn a_full_volume_says_so_to_close_and_frees_the_buffer() {
     assert_eq!(client.getattr(opened.attributes.inode).await.unwrap().size, 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_a_full_disk_does_not_take_over_its_bytes_goes_elsewhere() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    let (old, new) = (pattern(1, 500_000), pattern(2, 200_000));
+    client.write(opened.handle, 0, old.clone(), false).await.unwrap();
+    client.fsync(opened.handle, false).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Overwrite(_)) => Some(Fault::Data(DataError::NoSpace)),
+        _ => None,
+    });
+    client.write(opened.handle, 100_000, new.clone(), false).await.unwrap();
+    client.fsync(opened.handle, false).await.unwrap();
+    let there = read(&client, "/f").await;
+    assert!(there == [&old[..100_000], &new[..], &old[300_000..]].concat());
+    assert_eq!(cluster.lock().data.count("overwrite"), 0);
+}
+
 /// On a real full disk a file of 2 GB that did not fit showed 0 bytes, and deleting it gave back
 /// nothing: what the data nodes had taken belonged to no file.
 #[tokio::test(start_paused = true)]

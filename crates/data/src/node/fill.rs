@@ -63,6 +63,7 @@ impl Filling {
         let mut is_mark_known = false;
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
+            let turn = self.shared.repair_turns.acquire().await;
             let chunk = self.fetch_from_any(extent, held, wanted, &[source], 0).await?;
             let got = chunk.hole + chunk.bytes.len() as u64;
             if got == 0 {
@@ -78,6 +79,7 @@ impl Filling {
             if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
                 held = now_held;
             }
+            drop(turn);
             self.shared.throttle_repair(self.disk, got).await;
         }
         self.copy_freed(extent, source).await?;
@@ -279,7 +281,9 @@ fn append_chunk(
     }
     if !chunk.bytes.is_empty() {
         let checksums = Checksums::of_blocks(&chunk.checksums, end);
-        end = store.append(extent, end, &chunk.bytes, checksums)?;
+        let start = end;
+        end = store.append(extent, start, &chunk.bytes, checksums)?;
+        store.start_write_back(extent, start, chunk.bytes.len() as u64)?;
     }
     Ok(end)
 }

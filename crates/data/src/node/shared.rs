@@ -12,6 +12,7 @@ use milpa_host::managers::Managers;
 use milpa_host::rpc::{CallError, Pool};
 use milpa_types::{DataError, DiskId, ExtentId, NodeId, PartitionId, Role};
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
@@ -60,6 +61,8 @@ pub(crate) struct Shared {
     pub is_leaving: Cell<bool>,
     /// When the next piece of a repair may be fetched, in microseconds, by disk.
     pub repair_due_us: RefCell<BTreeMap<usize, u64>>,
+    /// Pieces of extents that are fetched at once to fill replicas.
+    pub repair_turns: Semaphore,
 }
 
 impl Shared {

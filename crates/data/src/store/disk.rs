@@ -183,6 +183,10 @@ impl OpenFile {
         self.file.punch(offset, length)
     }
 
+    pub(super) fn start_write_back(&self, offset: u64, length: u64) {
+        self.file.start_write_back(offset, length);
+    }
+
     pub(super) fn sync(&self) -> io::Result<()> {
         // Before the call: a write that comes during it makes the file dirty again.
         self.dirty.store(false, Ordering::SeqCst);

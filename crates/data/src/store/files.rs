@@ -76,6 +76,8 @@ pub trait StoreFile: Send + Sync {
     ///
     /// As pwrite(2); a part may then have been written.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+    /// Has the kernel begin to write a range to the device. A hint: it makes nothing durable.
+    fn start_write_back(&self, _offset: u64, _length: u64) {}
     /// Makes everything written so far durable, with the metadata needed to read it.
     ///
     /// # Errors
@@ -169,6 +171,10 @@ impl StoreFile for File {
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         File::write_at(self, bytes, offset)
+    }
+
+    fn start_write_back(&self, offset: u64, length: u64) {
+        File::start_write_back(self, offset, length);
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -350,6 +350,22 @@ impl ExtentStore {
         flush::flush(self, extents)
     }
 
+    /// Has the disk begin to write bytes that were appended in bulk, so that their flush does not come
+    /// as one burst before which everybody else's flushes wait. A hint: it makes nothing durable.
+    ///
+    /// # Errors
+    ///
+    /// As for opening the extent's file.
+    pub fn start_write_back(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        length: u64,
+    ) -> Result<(), StoreError> {
+        self.file(&*self.extent(id)?)?.start_write_back(offset, length);
+        Ok(())
+    }
+
     /// Whether at least so many bytes of each extent are here, on the disk or in memory. Removed
     /// extents are skipped.
     ///

@@ -147,6 +147,15 @@ impl File {
         }
     }
 
+    /// Has the kernel begin to write a range to the device, so that a later sync finds little to do
+    /// and others' syncs do not wait behind it. A hint: it makes nothing durable.
+    pub fn start_write_back(&self, offset: u64, length: u64) {
+        match &self.0 {
+            Kind::System(file) => system::start_write_back(file, offset, length),
+            Kind::Simulated(_) => {}
+        }
+    }
+
     /// Turns a range into a hole that reads as zeros, and gives its blocks back. The length stays.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use milpa_wire::data::Configuration;
 use super::health::{Place, data_place, is_aligned};
 use super::members;
 use super::replace::target;
+use super::room::has_room;
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, DataRecord};
 
@@ -84,8 +85,8 @@ fn leader(view: View<'_>) -> Option<Step> {
     }
     let moves = view.state.meta_partitions().filter_map(|record| {
         let from = view.loads.meta_leader(record)?;
-        let least = record.members.iter().filter_map(|node| Some((*counts.get(node)?, *node)));
-        let (least, to) = least.min()?;
+        let roomy = record.members.iter().filter(|node| has_room(view, record, **node));
+        let (least, to) = roomy.filter_map(|node| Some((*counts.get(node)?, *node))).min()?;
         let led = counts.get(&from).copied()?;
         (led >= least + 2).then_some((led - least, std::cmp::Reverse(record.id), from, to))
     });

@@ -26,7 +26,10 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
             match add_data_partitions(view, volume, count) {
                 Ok(command) => plan.commands.push(command),
                 Err(error) => {
-                    plan.problems.push(format!("volume {:?} is nearly full: {error}", volume.name));
+                    plan.problems.push(format!(
+                        "volume {:?} is nearly full, or its disks are: {error}",
+                        volume.name
+                    ));
                 }
             }
         }
@@ -34,11 +37,11 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether all partitions of a volume are nearly full, and none is on its way.
+/// Whether all partitions of a volume are nearly full, or on a disk that is, and none is on its way.
 fn needs_data_partitions(view: View<'_>, volume: &VolumeRecord) -> bool {
     view.state.data_of(volume.id).all(|record| {
-        view.loads.adopted(record).is_some()
-            && is_filled_to(view, record, view.policy.nearly_full_percent)
+        let is_filled = || is_filled_to(view, record, view.policy.nearly_full_percent);
+        view.loads.adopted(record).is_some() && (is_filled() || !has_disk_room(view, record))
     })
 }
 

@@ -77,7 +77,7 @@ fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason
 }
 
 /// What the leader of the group says, if it is heard.
-fn leader_report<'a>(
+pub(super) fn leader_report<'a>(
     view: View<'a>,
     record: &'a MetaRecord,
 ) -> Option<(NodeId, &'a MetaPartitionReport)> {

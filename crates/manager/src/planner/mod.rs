@@ -29,6 +29,7 @@ pub mod readiness;
 pub mod reconcile;
 pub mod repair;
 pub mod replace;
+pub mod room;
 pub mod seed;
 pub mod silence;
 
@@ -81,6 +82,7 @@ pub fn plan(view: View<'_>) -> Plan {
     replace::plan(view, &mut plan);
     divergence::plan(view, &mut plan);
     members::plan(view, &mut plan);
+    room::plan(view, &mut plan);
     growth::plan(view, &mut plan);
     readiness::plan(view, &mut plan);
     reconcile::plan(view, &mut plan);

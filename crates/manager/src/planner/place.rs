@@ -417,11 +417,11 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
     let usable: Vec<&Disk> = (disks.iter().filter(registered).filter(stays))
         .filter(|disk| has_room(view.policy, disk))
         .collect();
-    if node.role == Role::Data && usable.is_empty() {
-        return Err("has no disk with room");
-    }
     if node.role == Role::Meta && disks.iter().any(|disk| disk.fenced.is_some()) {
         return Err("has a failed disk");
+    }
+    if usable.is_empty() {
+        return Err("has no disk with room");
     }
     let utilization = match node.role {
         Role::Meta => {

@@ -284,6 +284,7 @@ impl FakeNode {
                     voters: create.members.clone(),
                     learners: Vec::new(),
                     current: create.members.clone(),
+                    is_full: false,
                     marks: Vec::new(),
                     partition: create.partition,
                     leader: create.members.first().copied(),

@@ -273,6 +273,7 @@ impl Shell {
                 voters: members.map(voting).unwrap_or_default(),
                 learners: members.map(|members| members.learners.clone()).unwrap_or_default(),
                 current: status.as_ref().map(current_members).unwrap_or_default(),
+                is_full: self.is_full,
                 marks: replica.state_marks(),
             }
         });

@@ -58,7 +58,13 @@ pub(crate) struct Replica {
     pub leases: Leases,
     /// Leader: deletion of freed bytes.
     pub freeing: Freeing,
+    /// Leader: since when its node has had no room for new inodes.
+    pub full_since_ms: Option<u64>,
 }
+
+/// So long the managers have to move a leadership away from a node without room: two heartbeats
+/// and two passes of the planners, and as much again.
+const HAND_OVER_MS: u64 = 5_000;
 
 /// An entry that somebody waits for.
 pub(crate) struct Proposal {
@@ -165,6 +171,7 @@ impl Replica {
             intents: BTreeMap::new(),
             leases: Leases::default(),
             freeing: Freeing::default(),
+            full_since_ms: None,
         }
     }
 
@@ -199,6 +206,20 @@ impl Replica {
         self.role == Role::Leader
     }
 
+    /// Takes note of whether this node has room for new inodes.
+    pub(crate) fn note_room(&mut self, is_full: bool, now: u64) {
+        let is_hindered = is_full && self.leads();
+        self.full_since_ms = is_hindered.then(|| self.full_since_ms.unwrap_or(now));
+    }
+
+    /// Why no inode can be made here, if so. Another member may have room, and the managers move
+    /// the leadership there: until they can have done so, the caller is to come again.
+    pub(crate) fn lacks_room(&self, now: u64) -> Option<MetaError> {
+        let since = self.full_since_ms?;
+        let is_hopeless = now.saturating_sub(since) >= HAND_OVER_MS;
+        Some(if is_hopeless { MetaError::NoSpace } else { MetaError::Busy })
+    }
+
     /// Tells everybody who waits that this node leads no more, and forgets what only a leader
     /// knows. What was proposed may still come true: the client repeats it with the same id.
     pub(crate) fn step_down(&mut self) {
@@ -217,6 +238,7 @@ impl Replica {
         self.intents.clear();
         self.leases = Leases::default();
         self.freeing = Freeing::default();
+        self.full_since_ms = None;
     }
 
     /// Answers those whose deadline has come: nobody hangs on a partition without majority.

@@ -116,7 +116,7 @@ impl Shell {
         id: RequestId,
         responder: Responder,
     ) {
-        let (lease_ms, is_full) = (self.ctx.config.session_lease_ms, self.is_full);
+        let lease_ms = self.ctx.config.session_lease_ms;
         let replica = match self.leading(asker, partition) {
             Ok(replica) => replica,
             Err(error) => return responder.fail(error),
@@ -133,8 +133,10 @@ impl Shell {
                 Outcome::Deferred(operation) => self.defer(partition, operation, responder),
             };
         }
-        if is_full && makes_inodes(&command) {
-            return responder.fail(MetaError::NoSpace);
+        if makes_inodes(&command)
+            && let Some(refusal) = replica.lacks_room(now_ms())
+        {
+            return responder.fail(refusal);
         }
         self.propose(multi, partition, &command, responder);
     }

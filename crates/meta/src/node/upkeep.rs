@@ -73,6 +73,8 @@ impl Upkeep {
 
     fn round(&mut self, shell: &mut Shell, multi: &mut MultiRaft, now: u64) {
         shell.is_full = memory_bytes() > self.memory_limit || shell.ctx.is_disk_full();
+        let is_full = shell.is_full;
+        shell.replicas.values_mut().for_each(|replica| replica.note_room(is_full, now));
         if now >= self.next_space_ms {
             self.next_space_ms = now + SPACE_MS;
             ask_space(&shell.ctx);

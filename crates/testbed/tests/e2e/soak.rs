@@ -62,17 +62,14 @@ struct Load {
 struct Spell<'a> {
     fault: &'a Fault,
     began: Instant,
-    /// Calls that begin so may lack space.
-    may_lack_space: Option<&'static str>,
+    may_lack_space: bool,
 }
 
 impl Spell<'_> {
     /// Calls that failed, or took too long, without a right to.
     fn unentitled(&self, client: u8, plan: &Plan, returned: &[Instant]) -> Vec<String> {
-        let is_entitled = |error: &str| {
-            self.may_lack_space.is_some_and(|call| error.starts_with(call))
-                && error.contains("No space left on device")
-        };
+        let is_entitled =
+            |error: &str| self.may_lack_space && error.contains("No space left on device");
         let failed = plan.calls().failed.iter().filter(|(_, error)| !is_entitled(error));
         let mut found: Vec<String> =
             failed.map(|(at, error)| format!("{error}, {}", self.when(returned[*at]))).collect();

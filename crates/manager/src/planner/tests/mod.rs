@@ -27,6 +27,8 @@ pub(crate) struct World {
     pub(crate) data: BTreeMap<NodeId, BTreeMap<PartitionId, DataPartitionReport>>,
     /// Nodes that are down.
     pub(crate) down: BTreeSet<NodeId>,
+    /// Meta nodes without room.
+    pub(crate) full: BTreeSet<NodeId>,
 }
 
 impl World {
@@ -40,6 +42,7 @@ impl World {
             meta: BTreeMap::new(),
             data: BTreeMap::new(),
             down: BTreeSet::new(),
+            full: BTreeSet::new(),
         }
     }
 
@@ -88,6 +91,10 @@ impl World {
         self.elections();
         let nodes: Vec<_> = self.log.state.nodes().cloned().collect();
         for node in nodes.into_iter().filter(|node| !self.down.contains(&node.id)) {
+            let is_full = self.full.contains(&node.id);
+            for report in self.meta.entry(node.id).or_default().values_mut() {
+                report.is_full = is_full;
+            }
             let heartbeat = Heartbeat {
                 node: node.id,
                 incarnation: node.incarnation,
@@ -150,6 +157,7 @@ impl World {
                     current: voters.clone(),
                     voters,
                     learners: Vec::new(),
+                    is_full: false,
                     marks: Vec::new(),
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),

@@ -296,6 +296,27 @@ fn primaries_and_leaders_move_back_to_a_node_that_returns() {
 }
 
 #[test]
+fn a_meta_node_without_room_leads_nothing_while_another_has_some() {
+    let mut world = roomy(3, 3);
+    world.policy.balances = true;
+    world.settle();
+    let led_by = |world: &World, node: u32| {
+        let leaders = world.log.state.meta_partitions().map(|r| world.loads.meta_leader(r));
+        leaders.filter(|leader| *leader == Some(NodeId(node))).count()
+    };
+    assert_eq!(led_by(&world, 101), 1);
+    world.full.insert(NodeId(101));
+    world.settle();
+    assert_eq!(led_by(&world, 101), 0);
+    // Where nobody has room, nobody is better: nothing moves.
+    world.full.extend(nodes(&[102, 103]));
+    world.settle();
+    world.full.clear();
+    world.settle();
+    assert_eq!((1..=3).map(|n| led_by(&world, 100 + n)).collect::<Vec<_>>(), [1, 1, 1]);
+}
+
+#[test]
 fn a_place_is_what_its_node_and_disk_are() {
     let mut world = roomy(3, 3);
     let place = |world: &World| health::data_place(world.view(), world.data_record(4), NodeId(104));
