@@ -235,6 +235,13 @@ pub enum DataError {
         /// The extent's bytes below this are there.
         length: u64,
     },
+    /// A crash left the block torn, and what completes it proves nothing of the rest: the members
+    /// are finding out which of them has it whole.
+    #[error("block {block} is being compared with other replicas")]
+    Doubtful {
+        /// Index of the block within the extent.
+        block: u64,
+    },
 }
 
 impl DataError {
@@ -243,7 +250,7 @@ impl DataError {
     pub fn next(&self) -> Next {
         use DataError as E;
         match self {
-            E::Busy | E::DamagedInTransit => Next::RetrySame,
+            E::Busy | E::Doubtful { .. } | E::DamagedInTransit => Next::RetrySame,
             E::WrongPartition | E::StaleEpoch { .. } | E::NotPrimary { .. } => Next::RefreshRoute,
             E::Sealed { .. }
             | E::OutOfOrder { .. }

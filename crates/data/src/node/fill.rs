@@ -27,6 +27,9 @@ const FETCH_WAIT: Duration = Duration::from_secs(10);
 /// A source that is behind is asked again after this pause, and so many times.
 const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 const BEHIND_MAX: u32 = 200;
+/// After a failed repair the block is left alone for so long: two replicas that both have it damaged
+/// would otherwise set each other to work without end.
+const REPAIR_PAUSE: Duration = Duration::from_millis(500);
 /// Blocks of one partition that are repaired at the same time.
 const REPAIRS_MAX: usize = 64;
 
@@ -47,6 +50,7 @@ pub(crate) struct Filling {
 
 /// A chunk on its way from another replica to its place.
 struct Chunk {
+    source: NodeId,
     hole: u64,
     bytes: Bytes,
     checksums: Vec<u32>,
@@ -146,6 +150,10 @@ impl Filling {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
             let chunk = self.fetch_from_any(extent, at, wanted, sources, applied).await?;
             let (hole, fence) = (chunk.hole, chunk.fence);
+            if hole > 0 {
+                // A disk that lied may have lost the word that these are freed.
+                self.copy_freed(extent, chunk.source).await?;
+            }
             let got = hole + chunk.bytes.len() as u64;
             if got == 0 {
                 return Err(DataError::NotHere);
@@ -160,7 +168,27 @@ impl Filling {
         Ok(())
     }
 
+    /// Makes a damaged block whole again: from another member, or, if none has it whole, by accepting
+    /// what a crash left of it here.
+    async fn repair(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        sources: &[NodeId],
+    ) -> Result<(), DataError> {
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        match self.replace(extent, (offset, 1), sources, 0).await {
+            Err(DataError::Doubtful { .. }) => {
+                let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
+                self.on_extent(extent, accept).await
+            }
+            other => other,
+        }
+    }
+
     /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
+    /// `Doubtful` if all have answered and none has the bytes whole, so that this node may accept what a
+    /// crash left here: of those who are in doubt the lowest goes first, and the others wait for it.
     async fn fetch_from_any(
         &self,
         extent: ExtentId,
@@ -170,17 +198,28 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
+        let mut damaged = 0;
         for _ in 0..BEHIND_MAX {
             let mut behind = Vec::new();
             for source in left {
                 match self.fetch(extent, offset, length, source, applied).await {
                     Ok(chunk) => return Ok(chunk),
                     Err(DataError::Busy) => behind.push(source),
-                    Err(error) => last = error,
+                    Err(DataError::Doubtful { .. }) if source < self.shared.node => {
+                        behind.push(source);
+                    }
+                    Err(error) => {
+                        let is_damaged =
+                            matches!(error, DataError::Corrupt { .. } | DataError::Doubtful { .. });
+                        damaged += usize::from(is_damaged);
+                        last = error;
+                    }
                 }
             }
             if behind.is_empty() {
-                return Err(last);
+                let is_nowhere = damaged == sources.len();
+                let block = offset / BLOCK_BYTES;
+                return Err(if is_nowhere { DataError::Doubtful { block } } else { last });
             }
             left = behind;
             tokio::time::sleep(BEHIND_PAUSE).await;
@@ -214,7 +253,7 @@ impl Filling {
             return Err(DataError::Invalid);
         }
         Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
-        Ok(Chunk { hole, bytes, checksums, fence })
+        Ok(Chunk { source, hole, bytes, checksums, fence })
     }
 
     async fn on_extent<T: Send + 'static>(
@@ -406,18 +445,24 @@ impl Disk {
         if partition.repairing.len() >= REPAIRS_MAX {
             return false;
         }
+        let Some(filling) = self.filling(id) else { return true };
+        let Some(partition) = self.partitions.get_mut(&id) else { return true };
         partition.repairing.insert((extent, block));
-        let offset = block.saturating_mul(BLOCK_BYTES);
-        self.repair_then(id, extent, (offset, 1), 0, move |disk, result| {
-            if let Some(partition) = disk.partitions.get_mut(&id) {
-                partition.repairing.remove(&(extent, block));
-            }
-            match result {
+        let sources = partition.others(self.shared.node);
+        tokio::task::spawn_local(async move {
+            match filling.repair(extent, block, &sources).await {
                 Ok(()) => tracing::info!(partition = %id, %extent, block, "block repaired"),
                 Err(error) => {
                     tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");
+                    tokio::time::sleep(REPAIR_PAUSE).await;
                 }
             }
+            let ended = move |disk: &mut Disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.repairing.remove(&(extent, block));
+                }
+            };
+            filling.shared.ask_disk(filling.disk, ended).await;
         });
         true
     }
@@ -433,9 +478,7 @@ impl Disk {
     ) {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get(&id) else { return };
-        let node = self.shared.node;
-        let members = partition.configuration.members.iter().copied();
-        let sources: Vec<NodeId> = members.filter(|member| *member != node).collect();
+        let sources = partition.others(self.shared.node);
         tokio::task::spawn_local(async move {
             let result = filling.replace(extent, range, &sources, applied).await;
             filling.shared.ask_disk(filling.disk, move |disk| then(disk, result)).await;

@@ -12,7 +12,7 @@ use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
-use crate::store::{Checksums, ExtentStore, Overwriting, StoreError, checksums_of};
+use crate::store::{Checksums, Doubts, ExtentStore, Overwriting, StoreError, checksums_of};
 
 use super::disk::Disk;
 use super::metrics::Metrics;
@@ -31,8 +31,8 @@ const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
 /// How applying an overwrite went on a disk thread.
 enum Applied {
-    /// The bytes are on the extent, or the extent is gone.
-    Done,
+    /// The bytes are on the extent, or the extent is gone. These blocks are doubtful.
+    Done(Doubts),
     /// A block that is covered in part is damaged: the range must come from another replica.
     Damaged,
     /// The old bytes could not be read, or the new ones not be written, this time.
@@ -170,7 +170,13 @@ impl Disk {
             (id, extent),
             move || apply(&store, extent, offset, &bytes, &checksums, overwriting),
             move |disk, applied| match applied {
-                Applied::Done => disk.entry_applied(id, position, Some(extent), Ok(())),
+                Applied::Done(doubts) => {
+                    disk.entry_applied(id, position, Some(extent), Ok(()));
+                    // One that finds no place is found again by who reads it, and by the scrub.
+                    for block in doubts {
+                        disk.repair_block(id, extent, block);
+                    }
+                }
                 Applied::Damaged => {
                     let range = (offset, length);
                     disk.repair_then(id, extent, range, position.index, move |disk, repaired| {
@@ -391,7 +397,8 @@ fn apply(
         other => other,
     };
     match result {
-        Ok(()) | Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done,
+        Ok(doubts) => Applied::Done(doubts),
+        Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done(Doubts::new()),
         Err(StoreError::Corrupt { .. }) => Applied::Damaged,
         // In place needs no space but for a mark.
         Err(StoreError::ReadFailed { .. } | StoreError::Busy | StoreError::NoSpace) => {
@@ -411,12 +418,12 @@ fn apply_part(
     bytes: &Bytes,
     length: u64,
     overwriting: Overwriting,
-) -> Result<(), StoreError> {
+) -> Result<Doubts, StoreError> {
     let held = usize::try_from(length.saturating_sub(offset)).unwrap_or(usize::MAX);
     let part = bytes.get(..held.min(bytes.len())).unwrap_or_default();
     if part.is_empty() {
         // The mark is needed all the same: readers of this extent go to the leader from now on.
-        return store.mark_overwritten(extent);
+        return store.mark_overwritten(extent).map(|()| Doubts::new());
     }
     let checksums = checksums_of(part);
     store.overwrite(extent, offset, part, Checksums::of_payload(&checksums), overwriting)

@@ -190,6 +190,12 @@ impl Partition {
         }
     }
 
+    /// The members but this node.
+    pub fn others(&self, node: NodeId) -> Vec<NodeId> {
+        let members = self.configuration.members.iter().copied();
+        members.filter(|member| *member != node).collect()
+    }
+
     /// Whether this node takes part in the configuration in force.
     pub fn is_member(&self, node: NodeId) -> bool {
         self.configuration.members.contains(&node)

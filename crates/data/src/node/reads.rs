@@ -141,7 +141,10 @@ impl Disk {
 
     /// A damaged block is repaired from another replica, whoever found it.
     pub(crate) fn note_damage(&mut self, id: PartitionId, extent: ExtentId, error: &StoreError) {
-        if let StoreError::Corrupt { block } | StoreError::ReadFailed { block, .. } = error {
+        if let StoreError::Corrupt { block }
+        | StoreError::Doubtful { block }
+        | StoreError::ReadFailed { block, .. } = error
+        {
             Metrics::get().corrupt_blocks.inc();
             self.repair_block(id, extent, *block);
         }

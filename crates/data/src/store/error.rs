@@ -47,6 +47,13 @@ pub enum StoreError {
         /// Index of the block within the extent.
         block: u64,
     },
+    /// A crash left the block torn, and the log completed it: what it did not cover may be damaged. Not
+    /// served; repair the block, or, if no replica has it whole, accept it.
+    #[error("block {block} was torn by a crash")]
+    Doubtful {
+        /// Index of the block within the extent.
+        block: u64,
+    },
     /// The disk could not read. As with [`StoreError::Corrupt`], another replica can.
     #[error("cannot read block {block}")]
     ReadFailed {
@@ -87,6 +94,7 @@ impl From<StoreError> for DataError {
             StoreError::Corrupt { block } | StoreError::ReadFailed { block, .. } => {
                 DataError::Corrupt { block }
             }
+            StoreError::Doubtful { block } => DataError::Doubtful { block },
             StoreError::DamagedInTransit => DataError::DamagedInTransit,
             StoreError::NoSpace => DataError::NoSpace,
             StoreError::DiskFailed => DataError::DiskFailed,

@@ -77,8 +77,10 @@
 //!   byte changes. So a block torn by an overwrite is never mistaken for a torn tail: it stays
 //!   part of the extent, fails verification, and the Raft log, which is trimmed only after a flush, repeats the
 //!   overwrite. Bytes of it that the overwrite does not cover are then taken
-//!   as they are (they were rewritten with the values they had, so a torn page holds them either way);
-//!   rot in those very bytes during that very window is left to the comparison of replicas.
+//!   as they are (they were rewritten with the values they had, so a torn page holds them either way).
+//!   But a block with rot in those bytes looks the same, so such a block is *doubtful*: its checksum is
+//!   written changed ([`doubtful`]), it is not served, and comes from another replica. If no replica
+//!   has it whole (power failed everywhere), it is accepted.
 
 use milpa_types::{
     BLOCK_BYTES, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, PartitionId, SessionId,
@@ -132,6 +134,11 @@ impl Place {
     fn key(self, block: u64) -> u32 {
         self.0 ^ (block as u32).wrapping_add(1).wrapping_mul(0x9E37_79B1)
     }
+}
+
+/// The checksum under which a doubtful block is kept: never that of its bytes.
+pub(super) fn doubtful(crc: u32) -> u32 {
+    crc ^ 0x5d0b_7ed1
 }
 
 /// What a checksum slot says.

@@ -134,10 +134,13 @@ pub enum Overwriting {
     /// Blocks that are covered in part must be whole.
     New,
     /// A block of an overwritten extent that a crash left torn is completed: bytes that the
-    /// overwrite does not cover are taken as they are (see `format`). Serve nothing of the extent
+    /// overwrite does not cover are taken as they are, and the block is doubtful (see `format`). Serve nothing of the extent
     /// before the log has been repeated to its end: on the way, blocks mix old and new bytes.
     Repeated,
 }
+
+/// Blocks that an overwrite left doubtful: repair them.
+pub type Doubts = Vec<u64>;
 
 /// The extent store of one partition.
 pub struct ExtentStore {
@@ -276,8 +279,17 @@ impl ExtentStore {
         bytes: &[u8],
         checksums: Checksums<'_>,
         overwriting: Overwriting,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Doubts, StoreError> {
         overwrite::overwrite(self, id, offset, bytes, checksums, overwriting)
+    }
+
+    /// Takes a doubtful block for what it should be, as no replica has it whole.
+    ///
+    /// # Errors
+    ///
+    /// `Corrupt` if it is damaged; `Shorter`, `ReadFailed`, `NoExtent`, `Removed`, `DiskFailed`.
+    pub fn accept_doubtful(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
+        overwrite::accept_doubtful(self, id, block)
     }
 
     /// Marks an extent overwritten, durably, so that its reads go to the leader (DESIGN.md

@@ -8,8 +8,10 @@ use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
-use super::format::{BLOCK, Slot, block_count, slot_offset};
-use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock};
+use super::format::{BLOCK, Slot, block_count, doubtful, slot_offset};
+use super::{
+    Checksums, Doubts, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock,
+};
 
 /// New bytes and where they go.
 struct Patch<'a> {
@@ -39,7 +41,7 @@ pub(super) fn overwrite(
     bytes: &[u8],
     checksums: Checksums<'_>,
     overwriting: Overwriting,
-) -> Result<(), StoreError> {
+) -> Result<Doubts, StoreError> {
     let patch = Patch { offset, bytes, checksums, overwriting };
     patch.check()?;
     let extent = store.extent(id)?;
@@ -114,7 +116,42 @@ pub(super) fn repair_blocks(
     if !offset.is_multiple_of(BLOCK_BYTES) {
         return Err(StoreError::Invalid("a repair begins with a block"));
     }
-    replace(store, &extent, &file, &mut writer, &patch)
+    replace(store, &extent, &file, &mut writer, &patch).map(drop)
+}
+
+pub(super) fn accept_doubtful(
+    store: &ExtentStore,
+    id: ExtentId,
+    block: u64,
+) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let _writer = lock(&extent.writer);
+    extent.check()?;
+    let _content = write_lock(&extent.content);
+    let length = extent.state().length;
+    if block >= block_count(length) {
+        return Err(StoreError::Shorter { length });
+    }
+    let mut bytes = Vec::new();
+    let slots = read::read_blocks(store, &extent, &file, block, 1, &mut bytes)?;
+    let slot = slots.first().copied().unwrap_or(Slot::Damaged);
+    if !read::is_doubtful(slot, &bytes) {
+        return read::serve(slot, &mut bytes).ok_or(StoreError::Corrupt { block });
+    }
+    let crc = crc32c(&bytes);
+    let accepted = Slot::Live { crc, length: bytes.len() as u16 };
+    let raw = accepted.encode(extent.place, block).to_le_bytes();
+    extent.state().writes += 1;
+    let written = file.write_at(&raw, slot_offset(block));
+    written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
+    extent.slots_written(&store.disk, block, &raw, false);
+    if (block + 1) * BLOCK_BYTES > length {
+        extent.state().tail_crc = crc;
+    }
+    tracing::warn!(extent = id.0, block, "accepted a block that no replica has whole");
+    Ok(())
 }
 
 /// Replaces bytes run by run of blocks that are not freed. The writer lock keeps the length.
@@ -124,12 +161,13 @@ fn replace(
     file: &OpenFile,
     writer: &mut Writer,
     patch: &Patch<'_>,
-) -> Result<(), StoreError> {
+) -> Result<Doubts, StoreError> {
     let _content = write_lock(&extent.content);
     let length = extent.state().length;
     if patch.end() > length {
         return Err(StoreError::Shorter { length });
     }
+    let mut doubts = Doubts::new();
     let last = block_count(patch.end());
     let mut block = patch.offset / BLOCK_BYTES;
     while block < last {
@@ -143,10 +181,10 @@ fn replace(
             }
             end
         };
-        replace_run(store, extent, file, writer, patch, block..end)?;
+        doubts.extend(replace_run(store, extent, file, writer, patch, block..end)?);
         block = end;
     }
-    Ok(())
+    Ok(doubts)
 }
 
 fn replace_run(
@@ -156,15 +194,19 @@ fn replace_run(
     writer: &mut Writer,
     patch: &Patch<'_>,
     blocks: std::ops::Range<u64>,
-) -> Result<(), StoreError> {
+) -> Result<Doubts, StoreError> {
     let length = extent.state().length;
     writer.slots.clear();
-    let mut last_crc = 0;
+    let (mut last_crc, mut doubts) = (0, Doubts::new());
     for block in blocks.clone() {
-        let (crc, block_length) = patched_crc(store, extent, file, patch, block, length)?;
-        let slot = Slot::Live { crc, length: block_length };
+        let patched = patched(store, extent, file, patch, block, length)?;
+        let (crc, length) = (patched.stored_crc(), patched.length);
+        let slot = Slot::Live { crc, length };
         writer.slots.extend_from_slice(&slot.encode(extent.place, block).to_le_bytes());
         last_crc = crc;
+        if patched.is_doubtful {
+            doubts.push(block);
+        }
     }
     let start = patch.offset.max(blocks.start * BLOCK_BYTES);
     let end = patch.end().min(blocks.end * BLOCK_BYTES);
@@ -177,7 +219,7 @@ fn replace_run(
     if blocks.end * BLOCK_BYTES > length {
         state.tail_crc = last_crc;
     }
-    Ok(())
+    Ok(doubts)
 }
 
 /// The part of the new bytes that lies in `[start, end)` of the extent.
@@ -186,49 +228,74 @@ fn part<'a>(patch: &Patch<'a>, start: u64, end: u64) -> &'a [u8] {
     patch.bytes.get(low as usize..high as usize).unwrap_or(&[])
 }
 
-/// CRC and length of a block as it will be.
-fn patched_crc(
+/// A block as it will be.
+struct Patched {
+    crc: u32,
+    length: u16,
+    /// The bytes that the patch does not cover are not known to be right.
+    is_doubtful: bool,
+}
+
+impl Patched {
+    fn stored_crc(&self) -> u32 {
+        if self.is_doubtful { doubtful(self.crc) } else { self.crc }
+    }
+}
+
+fn patched(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     file: &OpenFile,
     patch: &Patch<'_>,
     block: u64,
     length: u64,
-) -> Result<(u32, u16), StoreError> {
+) -> Result<Patched, StoreError> {
     let block_start = block * BLOCK_BYTES;
     let block_end = length.min(block_start + BLOCK_BYTES);
-    let block_length = (block_end - block_start) as u16;
+    let length = (block_end - block_start) as u16;
     let (start, end) = (patch.offset.max(block_start), patch.end().min(block_end));
     let piece = part(patch, start, end);
-    if piece.len() == usize::from(block_length) {
-        return Ok((crc32c(piece), block_length));
+    if piece.len() == usize::from(length) {
+        return Ok(Patched { crc: crc32c(piece), length, is_doubtful: false });
     }
-    let mut bytes = kept_bytes(store, extent, file, patch.overwriting, block)?;
+    let Kept { mut bytes, slot, is_whole } = kept(store, extent, file, patch.overwriting, block)?;
     debug_assert!(bytes.len() <= BLOCK, "one block was read");
     let within = (start - block_start) as usize;
     let target = bytes.get_mut(within..within + piece.len());
     target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
-    Ok((crc32c(&bytes), block_length))
+    let crc = crc32c(&bytes);
+    // The checksum of what the overwrite left, before the crash, proves all of it.
+    let is_proven = is_whole || slot == Slot::Live { crc, length };
+    Ok(Patched { crc, length, is_doubtful: !is_proven })
 }
 
-/// The bytes of a block that is covered in part. See `Overwriting::Repeated` and `format` for the
-/// one case in which they need not match their checksum.
-fn kept_bytes(
+/// A block that is covered in part, as it is.
+struct Kept {
+    bytes: Vec<u8>,
+    slot: Slot,
+    /// The bytes are what the slot says.
+    is_whole: bool,
+}
+
+/// See `Overwriting::Repeated` and `format` for the case in which the bytes need not match their
+/// checksum.
+fn kept(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     file: &OpenFile,
     overwriting: Overwriting,
     block: u64,
-) -> Result<Vec<u8>, StoreError> {
+) -> Result<Kept, StoreError> {
     let mut bytes = Vec::new();
     let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
-    let is_torn =
-        read::serve(slots.first().copied().unwrap_or(Slot::Damaged), &mut bytes).is_none();
+    let slot = slots.first().copied().unwrap_or(Slot::Damaged);
+    let is_whole = read::serve(slot, &mut bytes).is_some();
+    let is_torn = !is_whole && !read::is_doubtful(slot, &bytes);
     if is_torn && overwriting == Overwriting::New {
         return Err(StoreError::Corrupt { block });
     }
     if is_torn {
-        tracing::info!(extent = extent.id.0, block, "completed a block that a crash left torn");
+        tracing::info!(extent = extent.id.0, block, "completing a block that a crash left torn");
     }
-    Ok(bytes)
+    Ok(Kept { bytes, slot, is_whole })
 }

@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
 use super::extent::Extent;
-use super::format::{BLOCK, Slot, block_count};
+use super::format::{BLOCK, Slot, block_count, doubtful};
 use super::{ExtentStore, RepairBytes, StoreError, StoredBytes, read_lock};
 
 pub(super) fn read(
@@ -79,7 +79,7 @@ fn read_range(
     let mut buffer = Vec::new();
     let slots = read_blocks(store, extent, file, first, count, &mut buffer)?;
     for ((block, slot), bytes) in (first..).zip(&slots).zip(buffer.chunks_mut(BLOCK)) {
-        serve(*slot, bytes).ok_or(StoreError::Corrupt { block })?;
+        serve(*slot, bytes).ok_or_else(|| not_served(*slot, bytes, block))?;
     }
 
     let start = (offset - first * BLOCK_BYTES) as usize;
@@ -157,6 +157,21 @@ pub(super) fn serve(slot: Slot, bytes: &mut [u8]) -> Option<()> {
     }
 }
 
+/// Whether a block was torn by a crash and completed by the log, and nobody knows its other bytes.
+pub(super) fn is_doubtful(slot: Slot, bytes: &[u8]) -> bool {
+    matches!(slot, Slot::Live { crc, length }
+        if usize::from(length) == bytes.len() && crc == doubtful(crc32c(bytes)))
+}
+
+/// Why a block is not served.
+fn not_served(slot: Slot, bytes: &[u8], block: u64) -> StoreError {
+    if is_doubtful(slot, bytes) {
+        StoreError::Doubtful { block }
+    } else {
+        StoreError::Corrupt { block }
+    }
+}
+
 /// The valid bytes of one block.
 pub(super) fn verified_block(
     store: &ExtentStore,
@@ -167,6 +182,6 @@ pub(super) fn verified_block(
     let mut buffer = Vec::new();
     let slots = read_blocks(store, extent, file, block, 1, &mut buffer)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
-    serve(slot, &mut buffer).ok_or(StoreError::Corrupt { block })?;
+    serve(slot, &mut buffer).ok_or_else(|| not_served(slot, &buffer, block))?;
     Ok(buffer)
 }

@@ -17,7 +17,7 @@ use super::disk::StoreDisk;
 use super::extent::{Entries, Extent, ExtentParts, State};
 use super::files::StoreFile;
 use super::format::{
-    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot,
+    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot, doubtful,
     slot_offset, u32_at, u64_at,
 };
 use super::freed_log::FreedLog;
@@ -346,23 +346,28 @@ impl Scan<'_> {
             Slot::Live { crc, length } => Some((crc, usize::from(length))),
             Slot::Empty | Slot::Damaged => None,
         };
-        let tails = self.headers.iter().flatten().filter_map(Header::tail);
-        let tails =
-            tails.filter(|tail| tail.0 == block).map(|(_, length, crc)| (crc, length.into()));
         let verifies = |(crc, length): &(u32, usize)| {
             bytes.get(..*length).is_some_and(|prefix| crc32c(prefix) == *crc)
         };
-        tails.chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
+        self.tails(block).chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
+    }
+
+    /// CRC and length of the last block, as the headers have them.
+    fn tails(&self, block: u64) -> impl Iterator<Item = (u32, usize)> {
+        let tails = self.headers.iter().flatten().filter_map(Header::tail);
+        tails.filter(move |tail| tail.0 == block).map(|(_, length, crc)| (crc, length.into()))
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;
-    /// the CRC is chosen not to match, so that they are not served.
+    /// the CRC is chosen not to match, so that they are not served. A doubtful block stays one.
     fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
         let block = floor / BLOCK_BYTES;
         let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
         self.file.read_at(&mut bytes, block * BLOCK_BYTES)?;
         prefix.length = floor;
-        prefix.tail_crc = !crc32c(&bytes);
+        let crc = crc32c(&bytes);
+        let is_doubtful = self.tails(block).any(|tail| tail == (doubtful(crc), bytes.len()));
+        prefix.tail_crc = if is_doubtful { doubtful(crc) } else { !crc };
         prefix.damaged.push(block);
         Ok(())
     }

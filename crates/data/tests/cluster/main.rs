@@ -556,6 +556,44 @@ fn a_damaged_block_is_repaired_from_another_replica() {
     });
 }
 
+/// The same (see the store's test): after a restart the log repeats an overwrite over a part of the
+/// rotten block. It comes from another replica; if nobody has it whole, it is taken as it is.
+#[test]
+fn a_block_that_rots_does_not_pass_for_one_that_a_crash_left_torn() {
+    run(async |cluster| {
+        let all = [1, 2, 3];
+        let mut bytes = pattern(1, 200_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.kill_nodes(&all).await;
+        for node in all {
+            cluster.start_node_with_long_log(node).await;
+        }
+        cluster.equal_digests(&all, 1).await;
+        let patch = pattern(2, 3_000);
+        cluster.overwrite(&all, 1, extent, 50_000, &patch).await;
+        bytes[50_000..53_000].copy_from_slice(&patch);
+        cluster.equal_digests(&all, 1).await;
+        for rotten in [&[3][..], &all] {
+            cluster.kill_nodes(rotten).await;
+            for node in rotten {
+                cluster.rot_extent(*node, extent, 49_200);
+                cluster.start_node_with_long_log(*node).await;
+            }
+            let nobody_has_it = rotten == all;
+            if nobody_has_it {
+                bytes[49_200] ^= 4;
+            }
+            cluster.equal_digests(&all, 1).await;
+            let read = nodes::until("the leader has the bytes", async || {
+                let leader = cluster.leader(&all).await;
+                cluster.read(leader, extent, 0..200_000, true).await.ok()
+            });
+            assert!(read.await == bytes, "{rotten:?}");
+        }
+    });
+}
+
 /// Bytes that no file got are deleted on the word of the inode's partition, and only those.
 #[test]
 fn unpublished_bytes_are_deleted_on_the_partitions_word() {

@@ -233,6 +233,12 @@ impl Cluster {
         self.start_node_with(node, config).await;
     }
 
+    /// A node that repeats all overwrites when it starts again.
+    pub async fn start_node_with_long_log(&mut self, node: u32) {
+        let config = DataNodeConfig { log_trim_ms: 600_000, ..self.config(node) };
+        self.start_node_with(node, config).await;
+    }
+
     /// All three restart where they were, while no manager answers.
     pub async fn restart_without_managers(&mut self) {
         until("everybody has written down where the others are", async || {
@@ -280,11 +286,18 @@ impl Cluster {
         tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
     }
 
+    /// All at once.
+    pub async fn kill_nodes(&mut self, nodes: &[u32]) {
+        let stopped = nodes.iter().map(|node| self.running.remove(node).unwrap().thread);
+        let threads: Vec<_> = stopped.collect();
+        for thread in threads {
+            tokio::task::spawn_blocking(move || thread.join().unwrap()).await.unwrap();
+        }
+    }
+
     pub async fn stop(&mut self) {
         let running: Vec<u32> = self.running.keys().copied().collect();
-        for node in running {
-            self.kill_node(node).await;
-        }
+        self.kill_nodes(&running).await;
     }
 
     pub async fn ask(
@@ -485,10 +498,12 @@ impl Cluster {
         self.ask(&self.as_client, leader, &request, payload).await.map(|_| ())
     }
 
-    pub async fn digest(&self, node: u32) -> Vec<ExtentDigest> {
+    /// `None` while a block there is damaged.
+    pub async fn digest(&self, node: u32) -> Option<Vec<ExtentDigest>> {
         let request = DataRequest::Digest { partition: PARTITION, lengths: Vec::new() };
         match self.ask(&self.as_admin, node, &request, Bytes::new()).await {
-            Ok((DataAnswer::Digest(digests), _)) => digests,
+            Ok((DataAnswer::Digest(digests), _)) => Some(digests),
+            Err(DataError::Corrupt { .. }) => None,
             other => panic!("{other:?}"),
         }
     }
@@ -549,9 +564,9 @@ impl Cluster {
                     return None;
                 }
             }
-            let first = self.digest(nodes[0]).await;
+            let first = self.digest(nodes[0]).await?;
             for node in &nodes[1..] {
-                if self.digest(*node).await != first {
+                if self.digest(*node).await? != first {
                     return None;
                 }
             }

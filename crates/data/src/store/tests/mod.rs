@@ -68,7 +68,7 @@ impl World {
     fn overwrite(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
         let sums = checksums_of(bytes);
         let sums = Checksums::of_payload(&sums);
-        self.store.overwrite(LARGE, offset, bytes, sums, Overwriting::New)
+        self.store.overwrite(LARGE, offset, bytes, sums, Overwriting::New).map(drop)
     }
 
     fn length(&self, id: ExtentId) -> u64 {
