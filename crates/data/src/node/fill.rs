@@ -50,7 +50,6 @@ pub(crate) struct Filling {
 
 /// A chunk on its way from another replica to its place.
 struct Chunk {
-    source: NodeId,
     hole: u64,
     bytes: Bytes,
     checksums: Vec<u32>,
@@ -150,10 +149,6 @@ impl Filling {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
             let chunk = self.fetch_from_any(extent, at, wanted, sources, applied).await?;
             let (hole, fence) = (chunk.hole, chunk.fence);
-            if hole > 0 {
-                // A disk that lied may have lost the word that these are freed.
-                self.copy_freed(extent, chunk.source).await?;
-            }
             let got = hole + chunk.bytes.len() as u64;
             if got == 0 {
                 return Err(DataError::NotHere);
@@ -177,13 +172,31 @@ impl Filling {
         sources: &[NodeId],
     ) -> Result<(), DataError> {
         let offset = block.saturating_mul(BLOCK_BYTES);
-        match self.replace(extent, (offset, 1), sources, 0).await {
-            Err(DataError::Doubtful { .. }) => {
-                let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
-                self.on_extent(extent, accept).await
-            }
-            other => other,
+        let replaced = self.replace(extent, (offset, 1), sources, 0).await;
+        if let Err(DataError::Doubtful { .. }) = replaced {
+            let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
+            return self.on_extent(extent, accept).await;
         }
+        if self.is_whole(extent, block).await? {
+            return Ok(());
+        }
+        // Freed there, and the word of it did not come here: the block of its header could not be
+        // read then, or the disk has lost it.
+        for source in sources {
+            self.copy_freed(extent, *source).await?;
+        }
+        let is_whole = self.is_whole(extent, block).await?;
+        if is_whole { Ok(()) } else { replaced.and(Err(DataError::Corrupt { block })) }
+    }
+
+    /// Whether a block can be read; one that is no more needs no repair.
+    async fn is_whole(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
+        let verify = move |store: &ExtentStore| match store.verify(extent, block, 1) {
+            Ok(found) => Ok(found.damaged.is_empty()),
+            Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
+            Err(error) => Err(error),
+        };
+        self.on_extent(extent, verify).await
     }
 
     /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
@@ -253,7 +266,7 @@ impl Filling {
             return Err(DataError::Invalid);
         }
         Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
-        Ok(Chunk { source, hole, bytes, checksums, fence })
+        Ok(Chunk { hole, bytes, checksums, fence })
     }
 
     async fn on_extent<T: Send + 'static>(
