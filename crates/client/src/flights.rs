@@ -42,7 +42,18 @@ impl<'a, T: Unpin> Flight<'a, T> {
         }
     }
 
-    /// Waits for the answer. Once only.
+    /// Lets the future go on, and tells whether it has landed.
+    fn poll_flight(&mut self, context: &mut Context<'_>) -> bool {
+        if let Flight::Flying(future) = self
+            && let Poll::Ready(value) = future.as_mut().poll(context)
+        {
+            *self = Flight::Landed(Some(value));
+        }
+        matches!(self, Flight::Landed(_))
+    }
+
+    /// Waits for the answer, once only. The caller's other flights stand still meanwhile: they must hold no
+    /// lock that this one may need.
     pub(crate) async fn land(&mut self) -> T {
         poll_fn(|context| self.poll_landing(context)).await
     }
@@ -90,17 +101,26 @@ impl<'a, T: Unpin> Flights<'a, T> {
     }
 }
 
-/// Runs all futures at once and gives their results in order.
+/// Runs all futures at once and gives their results in order. All go on until the last has landed: one
+/// that is not polled may have been given a lock that another one waits for.
 pub(crate) async fn join_all<'a, T: Unpin + Send + 'a>(futures: Vec<Boxed<'a, T>>) -> Vec<T> {
     let mut flying = Vec::with_capacity(futures.len());
     for future in futures {
         flying.push(Flight::launch(future).await);
     }
-    let mut results = Vec::with_capacity(flying.len());
-    for mut flight in flying {
-        results.push(flight.land().await);
-    }
-    results
+    poll_fn(|context| {
+        let mut have_landed = true;
+        for flight in &mut flying {
+            have_landed &= flight.poll_flight(context);
+        }
+        if have_landed { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    let results = flying.into_iter().filter_map(|flight| match flight {
+        Flight::Landed(result) => result,
+        Flight::Flying(_) => None,
+    });
+    results.collect()
 }
 
 /// Runs `future` in the caller's task, without a hop; if the caller goes away, hands it to the
@@ -160,6 +180,26 @@ mod tests {
         assert_eq!(*order.lock().unwrap(), [0, 1, 2]);
         while flights.next().await.is_some() {}
         assert!(flights.is_empty());
+    }
+
+    /// Story (power cuts, seeds 105 and 201): after a cut of all data nodes an fsync of a file in two
+    /// partitions asked for a new view for each of them. The second was given the lock while only
+    /// the first was polled, which then waited for the lock too: for ever, and with it every call of
+    /// the client that needed a new view.
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_several_at_once_lets_all_of_them_go_on() {
+        let lock = tokio::sync::Mutex::new(());
+        let calls = (0..3).map(|_| -> Boxed<'_, ()> {
+            Box::pin(async {
+                for _ in 0..3 {
+                    let _held = lock.lock().await;
+                    tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+                }
+            })
+        });
+        let joined =
+            tokio::time::timeout(std::time::Duration::from_secs(1), join_all(calls.collect()));
+        assert_eq!(joined.await.unwrap().len(), 3);
     }
 
     #[tokio::test]

@@ -80,7 +80,12 @@ impl Views {
     /// have failed because of what the managers learned after that.
     pub(crate) async fn refresh(&self, transport: &dyn Transport) {
         let asked = Instant::now();
-        let mut refreshed = self.refreshed.lock().await;
+        // Whoever holds it asks the managers, which ends.
+        let waited = tokio::time::timeout(REFRESH_WAIT * 2, self.refreshed.lock()).await;
+        let Ok(mut refreshed) = waited else {
+            tracing::error!("who asks for the volume's view does not come to an end");
+            return;
+        };
         if *refreshed > asked {
             return;
         }

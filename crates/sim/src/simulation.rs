@@ -35,9 +35,6 @@ const CONTENT: [&str; 1] = ["partitions"];
 /// All that a replica consists of. (What says which node this is has no copy elsewhere: a node that
 /// cannot read it refuses to start.)
 const REPLICA: [&str; 3] = ["partitions", "states", "raft"];
-/// What a replica consists of besides extents. These rot at rest in strict runs only: in a block that an
-/// overwrite is repeated over after a restart, rot passes for a torn write (docs/reliability.md).
-const CONSENSUS: [&str; 2] = ["states", "raft"];
 /// Bits of each server that flip at rest.
 const ROTTEN_AT_REST: u64 = 8;
 /// Capacity of each disk.
@@ -505,16 +502,15 @@ impl Simulation {
         trace::note(&format!("a bit flips: {hit:?}"));
     }
 
-    /// One data node and one meta node find logs, states and snapshots damaged when they start. (While
+    /// One data node and one meta node find extents, logs, states and snapshots damaged when they start. (While
     /// other servers are broken that is one failure too many: a group without a majority waits.)
     fn rot_at_rest(&mut self) {
-        let of_data: &[&str] = if self.options.is_strict { &REPLICA } else { &CONSENSUS };
-        for (part, names) in [(Part::Data, of_data), (Part::Meta, &REPLICA)] {
+        for part in [Part::Data, Part::Meta] {
             let Some(place) = self.places(|placed| placed.part == part).first().copied() else {
                 return;
             };
             self.stop(place, Ending::Process);
-            (0..ROTTEN_AT_REST).for_each(|_| self.rot(place, names));
+            (0..ROTTEN_AT_REST).for_each(|_| self.rot(place, &REPLICA));
             self.start(place);
         }
         self.run_until(ROT_IS_SEEN_MS, |_| false);

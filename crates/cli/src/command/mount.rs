@@ -109,8 +109,8 @@ fn serve(arguments: &Mount, cluster: Option<&Path>) -> Outcome {
     let result = Options::parse(&arguments.options)
         .and_then(|options| serve_source(arguments, &options, Source::find(arguments, cluster)?));
     if let Err(failure) = &result {
-        // For the parent, which reads our standard output until "ready".
-        println!("{failure}");
+        // For the parent, which reads our standard output until "ready", and is gone after that.
+        let _ = writeln!(std::io::stdout(), "{failure}");
     }
     result
 }
@@ -130,8 +130,8 @@ fn serve_source(arguments: &Mount, options: &Options, source: Source) -> Outcome
             })?;
         }
         let session = attach(arguments, options, client.clone())?;
-        println!("{READY}");
-        let _ = std::io::stdout().flush();
+        let mut parent = std::io::stdout();
+        let _ = writeln!(parent, "{READY}").and_then(|()| parent.flush());
         wait_for_end(session).await?;
         client
             .shutdown()

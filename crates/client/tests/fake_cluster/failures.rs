@@ -403,6 +403,33 @@ async fn who_waits_for_bytes_looks_whether_the_file_still_has_them() {
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
 }
 
+/// See `who_waits_for_several_at_once_lets_all_of_them_go_on`.
+#[tokio::test(start_paused = true)]
+async fn fsync_of_a_file_in_two_partitions_outlives_an_outage() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    for part in 0..8 {
+        client.write(opened.handle, part * 200_000, pattern(1, 200_000), false).await.unwrap();
+        client.flush(opened.handle).await.unwrap();
+        // The next part goes into another extent.
+        let append = move |call: &Call<'_>| is_append_at(call, (part + 1) * 200_000);
+        cluster.once(Fault::Data(DataError::ReadOnly), append);
+    }
+    let partitions: std::collections::BTreeSet<_> =
+        cluster.lock().data.extents.keys().map(|(partition, _)| *partition).collect();
+    assert!(partitions.len() > 1, "{partitions:?}");
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Flush { .. }) => Some(Fault::Unreachable),
+        _ => None,
+    });
+    let syncing = tokio::spawn(async move { client.fsync(opened.handle, false).await });
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!syncing.is_finished());
+    cluster.heal();
+    tokio::time::timeout(Duration::from_secs(10), syncing).await.unwrap().unwrap().unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn fsync_waits_for_the_members_of_the_new_epoch_when_one_is_dropped() {
     let cluster = Cluster::new();
