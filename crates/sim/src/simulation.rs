@@ -411,8 +411,8 @@ impl Simulation {
                 }
             }
             Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
-            Fault::LostWrite(place) => self.order(place, Ordered::LoseWrite),
-            Fault::MisdirectedWrite(place) => self.order(place, Ordered::MisdirectWrite),
+            Fault::LostWrite(place) => self.order_lie(place, Ordered::LoseWrite),
+            Fault::MisdirectedWrite(place) => self.order_lie(place, Ordered::MisdirectWrite),
             Fault::FailedWrite(place) => self.order_failure(place, Ordered::FailWrite),
             Fault::FailedSync(place) => {
                 // What the disk drops then is lost as in a power cut.
@@ -488,6 +488,14 @@ impl Simulation {
     fn order(&self, place: usize, what: Ordered) {
         if let Some(placed) = self.machines.get(place) {
             placed.machine.disk().ordered.push_back(what);
+        }
+    }
+
+    /// One at a time: an overwrite of which the bytes and the checksum are both lost cannot be noticed.
+    fn order_lie(&self, place: usize, what: Ordered) {
+        let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
+        if self.machines.get(place).is_some_and(is_idle) {
+            self.order(place, what);
         }
     }
 
