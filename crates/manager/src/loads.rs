@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use milpa_types::{Disk, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
-use milpa_wire::manager::Heartbeat;
+use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::MetaPartitionReport;
 
 use crate::core::{DataRecord, MetaRecord, NodeRecord};
@@ -28,6 +28,8 @@ pub struct NodeLoad {
     pub meta: BTreeMap<PartitionId, MetaPartitionReport>,
     /// Its data partitions.
     pub data: BTreeMap<PartitionId, DataPartitionReport>,
+    /// Data nodes that are slow for it.
+    pub slow_peers: Vec<SlowPeer>,
 }
 
 /// The last heartbeats of all nodes.
@@ -70,6 +72,7 @@ impl Loads {
             memory_bytes: heartbeat.memory_bytes,
             meta: heartbeat.meta.into_iter().map(|report| (report.partition, report)).collect(),
             data: heartbeat.data.into_iter().map(|report| (report.partition, report)).collect(),
+            slow_peers: heartbeat.slow_peers,
         };
         self.nodes.insert(heartbeat.node, load);
     }
@@ -102,6 +105,19 @@ impl Loads {
     #[must_use]
     pub fn disks<'a>(&'a self, node: &'a NodeRecord) -> &'a [Disk] {
         self.report(node.id).map_or(&node.disks, |load| &load.disks)
+    }
+
+    /// Who says that a data node is slow, and how long a write takes there at the most, in
+    /// milliseconds. `None` if only one says so: that may be its own link.
+    #[must_use]
+    pub fn slow(&self, id: NodeId) -> Option<(Vec<NodeId>, u32)> {
+        let told = self.nodes.iter().flat_map(|(by, load)| {
+            let about = load.slow_peers.iter().filter(|peer| peer.node == id);
+            about.map(|peer| (*by, peer.took_ms))
+        });
+        let (by, took_ms): (Vec<NodeId>, Vec<u32>) = told.unzip();
+        let most = took_ms.into_iter().max()?;
+        (by.len() >= 2).then_some((by, most))
     }
 
     /// Reports of a meta partition's replicas.

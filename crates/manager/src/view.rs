@@ -252,6 +252,7 @@ pub fn warnings(view: View<'_>, problems: &[String]) -> Vec<String> {
     let mut warnings = Vec::new();
     add_limited(&mut warnings, silent_nodes(view));
     add_limited(&mut warnings, fenced_disks(view));
+    add_limited(&mut warnings, slow_nodes(view));
     add_limited(&mut warnings, thin_partitions(view));
     add_limited(&mut warnings, problems.to_vec());
     add_limited(&mut warnings, volumes_in_memory(view));
@@ -293,6 +294,21 @@ fn fenced_disks(view: View<'_>) -> Vec<String> {
         }
     }
     found
+}
+
+/// Slow for at least two others, who cannot both have a bad link.
+fn slow_nodes(view: View<'_>) -> Vec<String> {
+    let heard = view.state.nodes().filter(|node| node.state.is_heard());
+    let text = |node: &NodeRecord| {
+        let (by, took_ms) = view.loads.slow(node.id)?;
+        let by: Vec<String> = by.iter().map(ToString::to_string).collect();
+        let (role, id, at, by) = (node.role, node.id, node.address, by.join(", "));
+        Some(format!(
+            "{role} node {id} at {at} is slow: writes there take nodes {by} up to {took_ms} ms, \
+             several times as long as elsewhere"
+        ))
+    };
+    heard.filter_map(text).collect()
 }
 
 fn thin_partitions(view: View<'_>) -> Vec<String> {

@@ -155,6 +155,17 @@ pub struct Heartbeat {
     pub meta: Vec<MetaPartitionReport>,
     /// Its data partitions.
     pub data: Vec<DataPartitionReport>,
+    /// Data nodes that take long to write what it sends them, as far as it knows.
+    pub slow_peers: Vec<SlowPeer>,
+}
+
+/// A data node that is slow for another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowPeer {
+    /// Who is slow.
+    pub node: NodeId,
+    /// How long a write takes there, with the way there and back, in milliseconds.
+    pub took_ms: u32,
 }
 
 /// Answers to requests, by request.

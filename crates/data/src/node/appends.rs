@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use milpa_host::clock::now_us;
+use milpa_host::clock::{now_ms, now_us};
 use milpa_host::rpc::Reply;
 use milpa_types::{DataError, ExtentId, InodeId, NodeId, PartitionId, SessionId};
 use milpa_wire::data::{Append, DataAnswer, DataRequest, Replicate, TRANSFER_BYTES_MAX};
@@ -238,7 +238,12 @@ impl Disk {
         let wait = Duration::from_millis(patience);
         let request = DataRequest::Replicate(replicate);
         tokio::task::spawn_local(async move {
+            let sent_us = now_us();
             let result = shared.ask_node(backup, &request, bytes, wait).await.map(|_| ());
+            if result.is_ok() {
+                let took_us = now_us().saturating_sub(sent_us);
+                shared.peers.borrow_mut().took(backup, took_us, now_ms());
+            }
             let report = move |disk: &mut Disk| disk.member_done(id, operation, backup, result);
             shared.ask_disk(disk, report).await;
         });

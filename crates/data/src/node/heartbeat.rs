@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
+use milpa_host::clock::now_ms;
 use milpa_host::jobs;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::NodeDirectory;
@@ -102,6 +103,7 @@ fn heartbeat(shared: &Shared, incarnation: u128) -> Heartbeat {
         memory_bytes: memory_bytes(),
         meta: Vec::new(),
         data: disks.iter().flat_map(|disk| disk.report.partitions.clone()).collect(),
+        slow_peers: shared.peers.borrow().slow(now_ms()),
     }
 }
 

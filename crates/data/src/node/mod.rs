@@ -27,6 +27,7 @@ mod open;
 mod overwrites;
 mod partition;
 mod partitions;
+mod peers;
 mod reads;
 mod requests;
 mod returned;
@@ -208,6 +209,7 @@ async fn start_and_serve(
         addresses: RefCell::new(known_addresses),
         routes: RefCell::default(),
         disks: RefCell::default(),
+        peers: RefCell::default(),
         queued: Cell::new(0),
         is_leaving: Cell::new(false),
         repair_due_us: RefCell::new(BTreeMap::new()),

@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use crate::DataNodeConfig;
 
 use super::disk::{Disk, DiskEvent};
+use super::peers::Peers;
 
 /// One disk, as the rest of the node sees it.
 pub(crate) struct DiskHandle {
@@ -55,6 +56,8 @@ pub(crate) struct Shared {
     pub routes: RefCell<BTreeMap<PartitionId, usize>>,
     /// The disks.
     pub disks: RefCell<Vec<DiskHandle>>,
+    /// How fast the other data nodes are.
+    pub peers: RefCell<Peers>,
     /// Requests handed to disk tasks and not yet taken by them.
     pub queued: Cell<usize>,
     /// The node is about to stop: it sends no heartbeats, and leads as little as it can.

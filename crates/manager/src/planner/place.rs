@@ -428,6 +428,8 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
             let memory = load.map_or(0, |load| load.memory_bytes);
             per_mille(memory, view.policy.meta_memory_bytes)
         }
+        // Taken last: what is placed there waits for it.
+        _ if view.loads.slow(node.id).is_some() => 1000,
         _ => {
             let capacity =
                 usable.iter().map(|disk| disk.capacity_bytes).fold(0, u64::saturating_add);

@@ -141,6 +141,7 @@ mod tests {
                 disks: Vec::new(),
                 memory_bytes: 0,
                 meta: Vec::new(),
+                slow_peers: Vec::new(),
                 data: Vec::new(),
             }),
             R::GetVolume { name: name(), known_version: 0 },

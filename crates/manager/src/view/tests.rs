@@ -71,6 +71,7 @@ fn a_partition_takes_extents_while_two_members_and_room_are_there() {
                 disks,
                 memory_bytes: 0,
                 meta: load.meta.values().cloned().collect(),
+                slow_peers: Vec::new(),
                 data: load.data.values().cloned().collect(),
             },
             world.now_ms,

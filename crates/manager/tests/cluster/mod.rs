@@ -261,6 +261,7 @@ impl FakeNode {
             memory_bytes: 1 << 20,
             meta: self.meta.borrow().values().cloned().collect(),
             data: self.data.borrow().values().cloned().map(|r| self.with_leader(r)).collect(),
+            slow_peers: Vec::new(),
         }
     }
 

@@ -101,6 +101,7 @@ impl World {
                 disks: node.disks,
                 memory_bytes: 1 << 20,
                 meta: self.meta.entry(node.id).or_default().values().cloned().collect(),
+                slow_peers: Vec::new(),
                 data: self.data.entry(node.id).or_default().values().cloned().collect(),
             };
             self.loads.hear(heartbeat, self.now_ms);

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use milpa_types::{DiskId, NodeId, Role};
-use milpa_wire::manager::Heartbeat;
+use milpa_wire::manager::{Heartbeat, SlowPeer};
 use proptest::prelude::*;
 
 use super::{World, nodes};
@@ -206,10 +206,55 @@ fn a_full_or_failed_disk_takes_nothing() {
             disks: vec![changed],
             memory_bytes: 0,
             meta: Vec::new(),
+            slow_peers: Vec::new(),
             data: Vec::new(),
         };
         world.loads.hear(heartbeat, 1);
         let error = place::place_many(world.view(), Role::Data, 3, 1).unwrap_err().to_string();
         assert!(error.contains("node 104 has no disk with room"), "{error}");
     }
+}
+
+/// Two say that a third one is slow: it gets new partitions last. One alone may have a bad link.
+#[test]
+fn a_slow_node_takes_new_partitions_last() {
+    let mut world = World::new(3, 4);
+    let chosen = |world: &World| {
+        let placed = place::place_many(world.view(), Role::Data, 3, 1).unwrap();
+        placed[0].iter().any(|replica| replica.node == NodeId(104))
+    };
+    let mut say = |by: &[u32]| {
+        world.heartbeats();
+        for by in by {
+            let node = world.log.state.node(NodeId(*by)).unwrap().clone();
+            let slow_peers = vec![SlowPeer { node: NodeId(104), took_ms: 200 }];
+            world.loads.hear(
+                Heartbeat {
+                    node: node.id,
+                    incarnation: node.incarnation,
+                    disks: node.disks,
+                    memory_bytes: 0,
+                    meta: Vec::new(),
+                    data: Vec::new(),
+                    slow_peers,
+                },
+                world.now_ms,
+            );
+        }
+        let mut often = 0;
+        for _ in 0..50 {
+            world.now_ms += 1;
+            often += u32::from(chosen(&world));
+        }
+        (often, crate::view::warnings(world.view(), &[]).join("; "))
+    };
+    let (usually, warnings) = say(&[105]);
+    assert!(usually > 20 && warnings.is_empty(), "{usually} of 50; {warnings}");
+    let (slow, warnings) = say(&[105, 106]);
+    assert!(slow < usually / 2, "{slow}, else {usually} of 50");
+    assert!(warnings.contains("node 104 at"), "{warnings}");
+    assert!(
+        warnings.contains("is slow: writes there take nodes 105, 106 up to 200 ms"),
+        "{warnings}"
+    );
 }
