@@ -96,7 +96,8 @@ impl Views {
 
     /// Fetches the whole view, for the loads in it.
     pub(crate) async fn refresh_loads(&self, transport: &dyn Transport) {
-        let mut refreshed = self.refreshed.lock().await;
+        let waited = tokio::time::timeout(REFRESH_WAIT * 2, self.refreshed.lock()).await;
+        let Ok(mut refreshed) = waited else { return };
         self.fetch(transport, 0).await;
         *refreshed = Instant::now();
     }

@@ -108,10 +108,12 @@ impl Loads {
     }
 
     /// Who says that a data node is slow, and how long a write takes there at the most, in
-    /// milliseconds. `None` if only one says so: that may be its own link.
+    /// milliseconds. Only who was heard within `period_ms` counts; `None` if only one says so: that
+    /// may be its own link.
     #[must_use]
-    pub fn slow(&self, id: NodeId) -> Option<(Vec<NodeId>, u32)> {
-        let told = self.nodes.iter().flat_map(|(by, load)| {
+    pub fn slow(&self, id: NodeId, now_ms: u64, period_ms: u64) -> Option<(Vec<NodeId>, u32)> {
+        let heard = self.nodes.iter().filter(|(by, _)| self.is_heard(**by, now_ms, period_ms));
+        let told = heard.flat_map(|(by, load)| {
             let about = load.slow_peers.iter().filter(|peer| peer.node == id);
             about.map(|peer| (*by, peer.took_ms))
         });

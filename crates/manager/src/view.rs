@@ -300,7 +300,7 @@ fn fenced_disks(view: View<'_>) -> Vec<String> {
 fn slow_nodes(view: View<'_>) -> Vec<String> {
     let heard = view.state.nodes().filter(|node| node.state.is_heard());
     let text = |node: &NodeRecord| {
-        let (by, took_ms) = view.loads.slow(node.id)?;
+        let (by, took_ms) = view.loads.slow(node.id, view.now_ms, view.policy.silence_period_ms)?;
         let by: Vec<String> = by.iter().map(ToString::to_string).collect();
         let (role, id, at, by) = (node.role, node.id, node.address, by.join(", "));
         Some(format!(

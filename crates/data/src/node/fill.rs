@@ -66,7 +66,7 @@ impl Filling {
         let mut is_mark_known = false;
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
-            let turn = self.shared.repair_turns.acquire().await;
+            let turn = self.shared.repair_turn(self.disk).await;
             let chunk = self.fetch_from_any(extent, held, wanted, &[source], 0).await?;
             let got = chunk.hole + chunk.bytes.len() as u64;
             if got == 0 {
@@ -175,18 +175,22 @@ impl Filling {
         let replaced = self.replace(extent, (offset, 1), sources, 0).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
             let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
-            return self.on_extent(extent, accept).await;
+            match self.on_extent(extent, accept).await {
+                Err(DataError::Corrupt { .. }) => {}
+                accepted => return accepted,
+            }
         }
         if self.is_whole(extent, block).await? {
             return Ok(());
         }
         // Freed there, and the word of it did not come here: the block of its header could not be
         // read then, or the disk has lost it.
+        let mut asked = Ok(());
         for source in sources {
-            self.copy_freed(extent, *source).await?;
+            asked = asked.and(self.copy_freed(extent, *source).await);
         }
         let is_whole = self.is_whole(extent, block).await?;
-        if is_whole { Ok(()) } else { replaced.and(Err(DataError::Corrupt { block })) }
+        if is_whole { Ok(()) } else { replaced.and(asked).and(Err(DataError::Corrupt { block })) }
     }
 
     /// Whether a block can be read; one that is no more needs no repair.
@@ -211,7 +215,7 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
-        let mut damaged = 0;
+        let mut without = 0;
         for _ in 0..BEHIND_MAX {
             let mut behind = Vec::new();
             for source in left {
@@ -222,15 +226,19 @@ impl Filling {
                         behind.push(source);
                     }
                     Err(error) => {
-                        let is_damaged =
-                            matches!(error, DataError::Corrupt { .. } | DataError::Doubtful { .. });
-                        damaged += usize::from(is_damaged);
+                        let has_it_not = matches!(
+                            error,
+                            DataError::Corrupt { .. }
+                                | DataError::Doubtful { .. }
+                                | DataError::NotHere
+                        );
+                        without += usize::from(has_it_not);
                         last = error;
                     }
                 }
             }
             if behind.is_empty() {
-                let is_nowhere = damaged == sources.len();
+                let is_nowhere = without == sources.len();
                 let block = offset / BLOCK_BYTES;
                 return Err(if is_nowhere { DataError::Doubtful { block } } else { last });
             }

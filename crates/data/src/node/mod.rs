@@ -55,7 +55,6 @@ use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
 use milpa_host::{entropy, jobs, net, telemetry};
 use milpa_types::{ClusterId, NodeId, Role};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
@@ -66,10 +65,6 @@ use heartbeat::Addresses;
 use open::{OpenedDisk, label_disks, open_disk};
 use service::DataService;
 use shared::{DiskHandle, DiskReport, Shared};
-
-/// Pieces of extents that are fetched at once to fill replicas, a MiB each: enough to keep a disk
-/// busy, and no more than clients' requests can pass between.
-const REPAIR_TURNS: usize = 2;
 
 /// Why a data node ended or could not start.
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +208,7 @@ async fn start_and_serve(
         queued: Cell::new(0),
         is_leaving: Cell::new(false),
         repair_due_us: RefCell::new(BTreeMap::new()),
-        repair_turns: Semaphore::new(REPAIR_TURNS),
+        repair_turns: RefCell::default(),
     });
     start_disks(&shared, opened)?;
     running.replace(Some((Rc::clone(&shared), directory.incarnation())));

@@ -220,13 +220,14 @@ impl Disk {
     ) {
         let checked = self.partition(id).and_then(|partition| {
             // Bytes that lack overwrites which the asker has already skipped would lose them.
-            if partition.applying.borrow().applied() < applied {
+            let here = partition.applying.borrow().applied();
+            if here < applied {
                 return Err(DataError::Busy);
             }
-            Ok(Arc::clone(&partition.store))
+            Ok((Arc::clone(&partition.store), here < partition.repeated_until))
         });
-        let store = match checked {
-            Ok(store) => store,
+        let (store, is_repeating) = match checked {
+            Ok(checked) => checked,
             Err(error) => return answer(reply, Err(error)),
         };
         let length = length.min(milpa_wire::data::TRANSFER_BYTES_MAX as u64);
@@ -241,7 +242,18 @@ impl Disk {
                 // Who asks has to have these bytes from here before its partition goes on.
                 let note = move |disk: &mut Disk| {
                     disk.note_damage(id, extent, &error);
-                    answer(reply, Err(data_error(error)));
+                    let answered = match error {
+                        // The asker may take a damaged block for one that nobody has: this one may be
+                        // read the next time, and that one be whole when the log is repeated.
+                        StoreError::ReadFailed { .. } => DataError::Busy,
+                        StoreError::Corrupt { .. } | StoreError::Doubtful { .. }
+                            if is_repeating =>
+                        {
+                            DataError::Busy
+                        }
+                        error => data_error(error),
+                    };
+                    answer(reply, Err(answered));
                 };
                 let _ = events.send(DiskEvent::Then(Box::new(note)));
             }

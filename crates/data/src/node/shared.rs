@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,9 +13,9 @@ use milpa_host::managers::Managers;
 use milpa_host::rpc::{CallError, Pool};
 use milpa_types::{DataError, DiskId, ExtentId, NodeId, PartitionId, Role};
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::DataNodeConfig;
 
@@ -40,6 +41,10 @@ pub(crate) struct DiskReport {
     pub disk: Option<milpa_types::Disk>,
 }
 
+/// Pieces of extents that are fetched at once to fill replicas on one disk, a MiB each: enough to keep a disk
+/// busy, and no more than clients' requests can pass between.
+const REPAIR_TURNS: usize = 2;
+
 /// Shared by the tasks of a node.
 pub(crate) struct Shared {
     /// Settings.
@@ -64,8 +69,8 @@ pub(crate) struct Shared {
     pub is_leaving: Cell<bool>,
     /// When the next piece of a repair may be fetched, in microseconds, by disk.
     pub repair_due_us: RefCell<BTreeMap<usize, u64>>,
-    /// Pieces of extents that are fetched at once to fill replicas.
-    pub repair_turns: Semaphore,
+    /// Turns to fetch a piece of an extent to fill a replica, by disk.
+    pub repair_turns: RefCell<BTreeMap<usize, Arc<Semaphore>>>,
 }
 
 impl Shared {
@@ -138,6 +143,18 @@ impl Shared {
         };
         self.ask_disk(disk, start).await?;
         receiver.await.ok()
+    }
+
+    /// Waits until few enough pieces are on their way to a disk. One that hangs stops no other.
+    pub async fn repair_turn(&self, disk: usize) -> Option<OwnedSemaphorePermit> {
+        let turns = {
+            let mut by_disk = self.repair_turns.borrow_mut();
+            let turns =
+                by_disk.entry(disk).or_insert_with(|| Arc::new(Semaphore::new(REPAIR_TURNS)));
+            Arc::clone(turns)
+        };
+        // Never closed.
+        turns.acquire_owned().await.ok()
     }
 
     /// Waits until a disk may take `bytes` more from other replicas.

@@ -41,7 +41,7 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
 fn needs_data_partitions(view: View<'_>, volume: &VolumeRecord) -> bool {
     view.state.data_of(volume.id).all(|record| {
         let is_filled = || is_filled_to(view, record, view.policy.nearly_full_percent);
-        view.loads.adopted(record).is_some() && (is_filled() || !has_disk_room(view, record))
+        view.loads.adopted(record).is_some() && (is_filled() || is_on_full_disk(view, record))
     })
 }
 
@@ -53,6 +53,16 @@ pub fn is_filled_to(view: View<'_>, record: &DataRecord, percent: u8) -> bool {
         |used: u64, limit: u64| u128::from(used) * 100 >= u128::from(limit) * u128::from(percent);
     reached(bytes, view.policy.data_partition_bytes)
         || reached(extents, view.policy.data_partition_extents_max)
+}
+
+/// Whether a disk that serves has no room for more of a data partition. (One that failed is replaced.)
+fn is_on_full_disk(view: View<'_>, record: &DataRecord) -> bool {
+    view.loads.configuration(record).members.iter().any(|member| {
+        let Some(node) = view.state.node(*member) else { return false };
+        let disk = record.disk_of(*member);
+        let found = view.loads.disks(node).iter().find(|candidate| Some(candidate.id) == disk);
+        found.is_some_and(|disk| disk.fenced.is_none() && !has_room(view.policy, disk))
+    })
 }
 
 /// Whether a data partition's disks all have room.

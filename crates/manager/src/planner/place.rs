@@ -429,7 +429,7 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
             per_mille(memory, view.policy.meta_memory_bytes)
         }
         // Taken last: what is placed there waits for it.
-        _ if view.loads.slow(node.id).is_some() => 1000,
+        _ if is_slow(view, node) => 1000,
         _ => {
             let capacity =
                 usable.iter().map(|disk| disk.capacity_bytes).fold(0, u64::saturating_add);
@@ -457,6 +457,10 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
         primaries: 0,
         disks: usable.iter().map(choice).collect(),
     })
+}
+
+fn is_slow(view: View<'_>, node: &NodeRecord) -> bool {
+    view.loads.slow(node.id, view.now_ms, view.policy.silence_period_ms).is_some()
 }
 
 fn is_trusted(policy: &Policy, node: &NodeRecord) -> bool {
