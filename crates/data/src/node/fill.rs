@@ -316,6 +316,11 @@ impl Filling {
 fn prepare(store: &ExtentStore, new: NewExtent) -> Result<u64, StoreError> {
     match store.create_extent(new) {
         Ok(()) => return Ok(0),
+        // There is a file, and no header in it that could be read.
+        Err(StoreError::Exists) if store.states(&[new.id]).is_empty() => {
+            store.discard_unreadable(new.id)?;
+            return store.create_extent(new).map(|()| 0);
+        }
         Err(StoreError::Exists) => {}
         Err(error) => return Err(error),
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use milpa_types::ExtentId;
+
 use super::extent::{Extent, ExtentParts, State};
 use super::format::{HEADER_OFFSET, Header};
 use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
@@ -40,6 +42,18 @@ pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), S
         state.dead.insert(start, end);
     }
     Ok(())
+}
+
+pub(super) fn discard_unreadable(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+    if !store.unreadable.contains(&id) || store.present(id).is_some() {
+        return Err(StoreError::Exists);
+    }
+    match store.disk.files().remove(&extent_path(&store.directory, id)) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(store.disk.write_failed("unlink", &error))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn first_header(store: &ExtentStore, new: NewExtent) -> Header {

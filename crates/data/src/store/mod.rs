@@ -283,6 +283,16 @@ impl ExtentStore {
         overwrite::overwrite(self, id, offset, bytes, checksums, overwriting)
     }
 
+    /// Removes what is left of an extent whose headers cannot be read, as all of it comes from another
+    /// replica. Not to be called for anything else: nothing else of it is lost without a copy.
+    ///
+    /// # Errors
+    ///
+    /// `Exists` if it can be read, or nothing is known of such a file; `DiskFailed`.
+    pub fn discard_unreadable(&self, id: ExtentId) -> Result<(), StoreError> {
+        create::discard_unreadable(self, id)
+    }
+
     /// Takes a doubtful block for what it should be, as no replica has it whole.
     ///
     /// # Errors

@@ -209,6 +209,26 @@ fn an_extent_without_a_readable_header_is_kept_and_not_served() {
     assert!(world.kill().report.unreadable.is_empty());
 }
 
+/// The story (simulation, seed 45): such an extent could not be filled from another replica, for ever, as
+/// its file was there.
+#[test]
+fn an_extent_without_a_readable_header_can_be_made_anew() {
+    let (world, _) = built();
+    assert!(matches!(world.store.discard_unreadable(LARGE), Err(StoreError::Exists)));
+    for slot in 0..2 {
+        world.files.flip_bit(&world.path(), HEADER_OFFSET + slot * 512 + 70, 3).unwrap();
+    }
+    let world = world.kill();
+    world.store.discard_unreadable(LARGE).unwrap();
+    world.store.create_extent(new_extent(LARGE)).unwrap();
+    let mut bytes = pattern(9, 10_000);
+    world.append(&bytes).unwrap();
+    // What was freed stays so.
+    bytes[4_096..8_192].fill(0);
+    assert!(world.read(0, 10_000).unwrap() == bytes);
+    assert!(matches!(world.store.discard_unreadable(LARGE), Err(StoreError::Exists)));
+}
+
 /// The block at the flushed end, damaged: reported, kept, not served, and appends do not hide it.
 #[test]
 fn a_damaged_last_block_stays_damaged_until_repaired() {
