@@ -76,6 +76,8 @@ pub struct Applying {
     waiting: BTreeMap<ExtentId, u32>,
     /// The last overwrite of each extent that was handed to the disk since the start.
     last: BTreeMap<ExtentId, u64>,
+    /// Those that the disk could not do: the old bytes are there until another replica gives the new.
+    hindered: BTreeMap<u64, ExtentId>,
 }
 
 impl Applying {
@@ -88,6 +90,7 @@ impl Applying {
             done: BTreeSet::new(),
             waiting: BTreeMap::new(),
             last: BTreeMap::new(),
+            hindered: BTreeMap::new(),
         }
     }
 
@@ -101,6 +104,17 @@ impl Applying {
         }
     }
 
+    /// The disk could not do an entry.
+    pub fn hinder(&mut self, index: u64, extent: ExtentId) {
+        self.hindered.insert(index, extent);
+    }
+
+    /// Whether the extent has bytes that a committed overwrite has replaced.
+    #[must_use]
+    pub fn is_hindered(&self, extent: ExtentId) -> bool {
+        self.hindered.values().any(|hindered| *hindered == extent)
+    }
+
     /// An entry is applied. Returns whether the applied index moved.
     pub fn finish(&mut self, index: u64, extent: Option<ExtentId>) -> bool {
         if let Some(extent) = extent
@@ -111,6 +125,7 @@ impl Applying {
                 self.waiting.remove(&extent);
             }
         }
+        self.hindered.remove(&index);
         self.done.insert(index);
         let before = self.applied;
         while self.done.remove(&(self.applied + 1)) {
@@ -124,6 +139,7 @@ impl Applying {
         self.applied = self.applied.max(index);
         self.delivered = self.delivered.max(index);
         self.done = self.done.split_off(&(self.applied + 1));
+        self.hindered = self.hindered.split_off(&(self.applied + 1));
     }
 
     /// Everything up to here is applied (not flushed).
@@ -201,6 +217,20 @@ mod tests {
         assert!(applying.finish(11, Some(a)));
         assert_eq!(applying.applied(), 13);
         assert_eq!(applying.touched_after(11), vec![b]);
+    }
+
+    #[test]
+    fn an_extent_is_hindered_until_what_it_lacks_is_there() {
+        let (a, b) = (ExtentId(1), ExtentId(2));
+        let mut applying = Applying::new(0);
+        for index in [1, 2] {
+            applying.begin(index, Some(a));
+            applying.hinder(index, a);
+        }
+        applying.finish(1, Some(a));
+        assert!(applying.is_hindered(a) && !applying.is_hindered(b));
+        applying.finish(2, Some(a));
+        assert!(!applying.is_hindered(a));
     }
 
     #[test]

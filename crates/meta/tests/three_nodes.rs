@@ -528,6 +528,19 @@ fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
     assert!(log.exists(), "nothing of the rotten log was thrown away");
 }
 
+/// The story (simulation, seed 161): power failed after a new partition's directory was made, and before
+/// its definition was in it. That passed for a lost log, and the replica never came to be.
+#[test]
+fn a_crash_between_directory_and_definition_is_no_lost_replica() {
+    let mut cluster = Cluster::start(1, |_| {});
+    cluster.kill(0);
+    let partitions = cluster.nodes[0].config.directory.join("partitions");
+    std::fs::create_dir(partitions.join(Cluster::partition(1).to_string())).unwrap();
+    cluster.restart(0);
+    cluster.create_partition(1);
+    cluster.equal_hashes(Cluster::partition(1));
+}
+
 #[test]
 fn the_manager_splits_changes_options_and_deletes() {
     let mut cluster = Cluster::start(2, |_| {});

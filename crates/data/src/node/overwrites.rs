@@ -12,7 +12,7 @@ use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
-use crate::store::{Checksums, Doubts, ExtentStore, Overwriting, StoreError, checksums_of};
+use crate::store::{Checksums, ExtentStore, Overwriting, StoreError, checksums_of};
 
 use super::disk::Disk;
 use super::metrics::Metrics;
@@ -31,10 +31,8 @@ const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
 /// How applying an overwrite went on a disk thread.
 enum Applied {
-    /// The bytes are on the extent, or the extent is gone. These blocks are doubtful.
-    Done(Doubts),
-    /// A block that is covered in part is damaged: the range must come from another replica.
-    Damaged,
+    /// The bytes are on the extent, or the extent is gone. These blocks are to be repaired.
+    Done(Vec<u64>),
     /// The old bytes could not be read, or the new ones not be written, this time.
     Hindered,
     /// The disk failed: nothing more is applied.
@@ -170,21 +168,19 @@ impl Disk {
             (id, extent),
             move || apply(&store, extent, offset, &bytes, &checksums, overwriting),
             move |disk, applied| match applied {
-                Applied::Done(doubts) => {
+                Applied::Done(damaged) => {
                     disk.entry_applied(id, position, Some(extent), Ok(()));
                     // One that finds no place is found again by who reads it, and by the scrub.
-                    for block in doubts {
+                    for block in damaged {
                         disk.repair_block(id, extent, block);
                     }
                 }
-                Applied::Damaged => {
-                    let range = (offset, length);
-                    disk.repair_then(id, extent, range, position.index, move |disk, repaired| {
-                        let result = repaired.map_err(|_| DataError::Corrupt { block: 0 });
-                        disk.entry_applied(id, position, Some(extent), result);
-                    });
+                Applied::Hindered => {
+                    if let Some(partition) = disk.partitions.get(&id) {
+                        partition.applying.borrow_mut().hinder(position.index, extent);
+                    }
+                    disk.repair_until_done(id, position, extent, (offset, length));
                 }
-                Applied::Hindered => disk.repair_until_done(id, position, extent, (offset, length)),
                 // The fence is up: everybody is told elsewhere, and the log keeps the entry.
                 Applied::Failed => {}
             },
@@ -397,13 +393,15 @@ fn apply(
         other => other,
     };
     match result {
-        Ok(doubts) => Applied::Done(doubts),
-        Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done(Doubts::new()),
-        Err(StoreError::Corrupt { .. }) => Applied::Damaged,
+        Ok(damaged) => Applied::Done(damaged),
+        Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done(Vec::new()),
         // In place needs no space but for a mark.
-        Err(StoreError::ReadFailed { .. } | StoreError::Busy | StoreError::NoSpace) => {
-            Applied::Hindered
-        }
+        Err(
+            StoreError::ReadFailed { .. }
+            | StoreError::Corrupt { .. }
+            | StoreError::Busy
+            | StoreError::NoSpace,
+        ) => Applied::Hindered,
         Err(error) => {
             tracing::error!(%extent, %error, "a committed overwrite cannot be applied");
             Applied::Failed
@@ -418,12 +416,12 @@ fn apply_part(
     bytes: &Bytes,
     length: u64,
     overwriting: Overwriting,
-) -> Result<Doubts, StoreError> {
+) -> Result<Vec<u64>, StoreError> {
     let held = usize::try_from(length.saturating_sub(offset)).unwrap_or(usize::MAX);
     let part = bytes.get(..held.min(bytes.len())).unwrap_or_default();
     if part.is_empty() {
         // The mark is needed all the same: readers of this extent go to the leader from now on.
-        return store.mark_overwritten(extent).map(|()| Doubts::new());
+        return store.mark_overwritten(extent).map(|()| Vec::new());
     }
     let checksums = checksums_of(part);
     store.overwrite(extent, offset, part, Checksums::of_payload(&checksums), overwriting)

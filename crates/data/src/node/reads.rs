@@ -81,12 +81,19 @@ impl Disk {
             move |disk, result| {
                 // The lease counts when the answer leaves, not when it was computed.
                 let result = match disk.check_lease(read.partition) {
+                    Ok(()) if disk.is_hindered(&read) => Err(DataError::Busy),
                     Ok(()) => disk.judge(&read, result),
                     Err(error) => Err(error),
                 };
                 answer_read(reply, result, arrived_us);
             },
         );
+    }
+
+    /// Whether a committed overwrite of these bytes could not be done yet: what was read is old.
+    fn is_hindered(&self, read: &Read) -> bool {
+        let partition = self.partitions.get(&read.partition);
+        partition.is_some_and(|partition| partition.applying.borrow().is_hindered(read.extent))
     }
 
     fn check_lease(&mut self, id: PartitionId) -> Result<(), DataError> {

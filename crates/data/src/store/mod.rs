@@ -131,16 +131,13 @@ pub struct Freed {
 /// Whether an overwrite is new or repeated from the Raft log after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwriting {
-    /// Blocks that are covered in part must be whole.
+    /// A damaged block that is covered in part stays damaged; all others take the new bytes.
     New,
     /// A block of an overwritten extent that a crash left torn is completed: bytes that the
     /// overwrite does not cover are taken as they are, and the block is doubtful (see `format`). Serve nothing of the extent
     /// before the log has been repeated to its end: on the way, blocks mix old and new bytes.
     Repeated,
 }
-
-/// Blocks that an overwrite left doubtful: repair them.
-pub type Doubts = Vec<u64>;
 
 /// The extent store of one partition.
 pub struct ExtentStore {
@@ -266,12 +263,13 @@ impl ExtentStore {
     }
 
     /// Replaces bytes in place, below the length. Before the first one the extent is durably
-    /// marked overwritten and its bytes are flushed. Freed blocks in the range are skipped.
+    /// marked overwritten and its bytes are flushed. Freed blocks in the range are skipped. Gives the
+    /// blocks that are covered in part and whose other bytes do not verify: damaged or doubtful, they
+    /// are to be repaired.
     ///
     /// # Errors
     ///
-    /// `Shorter`, `DamagedInTransit`, `Corrupt` if a block that is covered in part is damaged,
-    /// `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    /// `Shorter`, `DamagedInTransit`, `ReadFailed`, `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
     pub fn overwrite(
         &self,
         id: ExtentId,
@@ -279,7 +277,7 @@ impl ExtentStore {
         bytes: &[u8],
         checksums: Checksums<'_>,
         overwriting: Overwriting,
-    ) -> Result<Doubts, StoreError> {
+    ) -> Result<Vec<u64>, StoreError> {
         overwrite::overwrite(self, id, offset, bytes, checksums, overwriting)
     }
 

@@ -9,16 +9,34 @@ use milpa_wire::frame::crc32c;
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Slot, block_count, doubtful, slot_offset};
-use super::{
-    Checksums, Doubts, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock,
-};
+use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock};
 
 /// New bytes and where they go.
 struct Patch<'a> {
     offset: u64,
     bytes: &'a [u8],
     checksums: Checksums<'a>,
-    overwriting: Overwriting,
+    unverified: Unverified,
+}
+
+/// What becomes of a block that a patch covers in part, when its other bytes do not verify.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unverified {
+    /// The whole patch is refused.
+    Refused,
+    /// It is patched, and stays damaged.
+    Damaged,
+    /// It is patched, and doubtful: a crash may have left it so.
+    Doubtful,
+}
+
+impl From<Overwriting> for Unverified {
+    fn from(overwriting: Overwriting) -> Unverified {
+        match overwriting {
+            Overwriting::New => Unverified::Damaged,
+            Overwriting::Repeated => Unverified::Doubtful,
+        }
+    }
 }
 
 impl Patch<'_> {
@@ -41,8 +59,8 @@ pub(super) fn overwrite(
     bytes: &[u8],
     checksums: Checksums<'_>,
     overwriting: Overwriting,
-) -> Result<Doubts, StoreError> {
-    let patch = Patch { offset, bytes, checksums, overwriting };
+) -> Result<Vec<u64>, StoreError> {
+    let patch = Patch { offset, bytes, checksums, unverified: overwriting.into() };
     patch.check()?;
     let extent = store.extent(id)?;
     store.disk.check()?;
@@ -106,7 +124,7 @@ pub(super) fn repair_blocks(
     bytes: &[u8],
     checksums: Checksums<'_>,
 ) -> Result<(), StoreError> {
-    let patch = Patch { offset, bytes, checksums, overwriting: Overwriting::New };
+    let patch = Patch { offset, bytes, checksums, unverified: Unverified::Refused };
     patch.check()?;
     let extent = store.extent(id)?;
     store.disk.check()?;
@@ -161,13 +179,13 @@ fn replace(
     file: &OpenFile,
     writer: &mut Writer,
     patch: &Patch<'_>,
-) -> Result<Doubts, StoreError> {
+) -> Result<Vec<u64>, StoreError> {
     let _content = write_lock(&extent.content);
     let length = extent.state().length;
     if patch.end() > length {
         return Err(StoreError::Shorter { length });
     }
-    let mut doubts = Doubts::new();
+    let mut unverified = Vec::new();
     let last = block_count(patch.end());
     let mut block = patch.offset / BLOCK_BYTES;
     while block < last {
@@ -181,10 +199,10 @@ fn replace(
             }
             end
         };
-        doubts.extend(replace_run(store, extent, file, writer, patch, block..end)?);
+        unverified.extend(replace_run(store, extent, file, writer, patch, block..end)?);
         block = end;
     }
-    Ok(doubts)
+    Ok(unverified)
 }
 
 fn replace_run(
@@ -194,18 +212,17 @@ fn replace_run(
     writer: &mut Writer,
     patch: &Patch<'_>,
     blocks: std::ops::Range<u64>,
-) -> Result<Doubts, StoreError> {
+) -> Result<Vec<u64>, StoreError> {
     let length = extent.state().length;
     writer.slots.clear();
-    let (mut last_crc, mut doubts) = (0, Doubts::new());
+    let (mut last_crc, mut unverified) = (0, Vec::new());
     for block in blocks.clone() {
-        let patched = patched(store, extent, file, patch, block, length)?;
-        let (crc, length) = (patched.stored_crc(), patched.length);
-        let slot = Slot::Live { crc, length };
+        let (slot_crc, length, is_whole) = patched(store, extent, file, patch, block, length)?;
+        let slot = Slot::Live { crc: slot_crc, length };
         writer.slots.extend_from_slice(&slot.encode(extent.place, block).to_le_bytes());
-        last_crc = crc;
-        if patched.is_doubtful {
-            doubts.push(block);
+        last_crc = slot_crc;
+        if !is_whole {
+            unverified.push(block);
         }
     }
     let start = patch.offset.max(blocks.start * BLOCK_BYTES);
@@ -219,7 +236,7 @@ fn replace_run(
     if blocks.end * BLOCK_BYTES > length {
         state.tail_crc = last_crc;
     }
-    Ok(doubts)
+    Ok(unverified)
 }
 
 /// The part of the new bytes that lies in `[start, end)` of the extent.
@@ -228,20 +245,7 @@ fn part<'a>(patch: &Patch<'a>, start: u64, end: u64) -> &'a [u8] {
     patch.bytes.get(low as usize..high as usize).unwrap_or(&[])
 }
 
-/// A block as it will be.
-struct Patched {
-    crc: u32,
-    length: u16,
-    /// The bytes that the patch does not cover are not known to be right.
-    is_doubtful: bool,
-}
-
-impl Patched {
-    fn stored_crc(&self) -> u32 {
-        if self.is_doubtful { doubtful(self.crc) } else { self.crc }
-    }
-}
-
+/// What the slot of a block will say, and whether its bytes are known to be right then.
 fn patched(
     store: &ExtentStore,
     extent: &Arc<Extent>,
@@ -249,53 +253,40 @@ fn patched(
     patch: &Patch<'_>,
     block: u64,
     length: u64,
-) -> Result<Patched, StoreError> {
+) -> Result<(u32, u16, bool), StoreError> {
     let block_start = block * BLOCK_BYTES;
     let block_end = length.min(block_start + BLOCK_BYTES);
     let length = (block_end - block_start) as u16;
     let (start, end) = (patch.offset.max(block_start), patch.end().min(block_end));
     let piece = part(patch, start, end);
     if piece.len() == usize::from(length) {
-        return Ok(Patched { crc: crc32c(piece), length, is_doubtful: false });
+        return Ok((crc32c(piece), length, true));
     }
-    let Kept { mut bytes, slot, is_whole } = kept(store, extent, file, patch.overwriting, block)?;
+    let mut bytes = Vec::new();
+    let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
+    let slot = slots.first().copied().unwrap_or(Slot::Damaged);
+    let was_whole = read::serve(slot, &mut bytes).is_some();
+    let was_doubtful = read::is_doubtful(slot, &bytes);
+    if !was_whole && patch.unverified == Unverified::Refused {
+        return Err(StoreError::Corrupt { block });
+    }
     debug_assert!(bytes.len() <= BLOCK, "one block was read");
     let within = (start - block_start) as usize;
     let target = bytes.get_mut(within..within + piece.len());
     target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
     let crc = crc32c(&bytes);
-    // The checksum of what the overwrite left, before the crash, proves all of it.
-    let is_proven = is_whole || slot == Slot::Live { crc, length };
-    Ok(Patched { crc, length, is_doubtful: !is_proven })
-}
-
-/// A block that is covered in part, as it is.
-struct Kept {
-    bytes: Vec<u8>,
-    slot: Slot,
-    /// The bytes are what the slot says.
-    is_whole: bool,
-}
-
-/// See `Overwriting::Repeated` and `format` for the case in which the bytes need not match their
-/// checksum.
-fn kept(
-    store: &ExtentStore,
-    extent: &Arc<Extent>,
-    file: &OpenFile,
-    overwriting: Overwriting,
-    block: u64,
-) -> Result<Kept, StoreError> {
-    let mut bytes = Vec::new();
-    let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
-    let slot = slots.first().copied().unwrap_or(Slot::Damaged);
-    let is_whole = read::serve(slot, &mut bytes).is_some();
-    let is_torn = !is_whole && !read::is_doubtful(slot, &bytes);
-    if is_torn && overwriting == Overwriting::New {
-        return Err(StoreError::Corrupt { block });
+    // The checksum of what the overwrite left, before a crash, proves all of it.
+    if was_whole || slot == (Slot::Live { crc, length }) {
+        return Ok((crc, length, true));
     }
-    if is_torn {
-        tracing::info!(extent = extent.id.0, block, "completing a block that a crash left torn");
+    let is_doubtful = was_doubtful || patch.unverified == Unverified::Doubtful;
+    if !was_doubtful {
+        tracing::info!(
+            extent = extent.id.0,
+            block,
+            is_doubtful,
+            "an overwrite found a damaged block"
+        );
     }
-    Ok(Kept { bytes, slot, is_whole })
+    Ok((if is_doubtful { doubtful(crc) } else { !crc }, length, false))
 }

@@ -5,7 +5,7 @@
 //! own range of 2^40 ids (DESIGN.md section 4), so each open one is watched: past the threshold it
 //! is cut off and one new slot opens, which keeps the number of open ones.
 
-use milpa_types::{InodeId, ManagerError, MetaSlot, PartitionId, Role};
+use milpa_types::{Disk, InodeId, ManagerError, MetaSlot, PartitionId, Role};
 
 use super::place::{has_room, place_many};
 use super::{Plan, View};
@@ -57,22 +57,21 @@ pub fn is_filled_to(view: View<'_>, record: &DataRecord, percent: u8) -> bool {
 
 /// Whether a disk that serves has no room for more of a data partition. (One that failed is replaced.)
 fn is_on_full_disk(view: View<'_>, record: &DataRecord) -> bool {
-    view.loads.configuration(record).members.iter().any(|member| {
-        let Some(node) = view.state.node(*member) else { return false };
-        let disk = record.disk_of(*member);
-        let found = view.loads.disks(node).iter().find(|candidate| Some(candidate.id) == disk);
-        found.is_some_and(|disk| disk.fenced.is_none() && !has_room(view.policy, disk))
-    })
+    disks_of(view, record).any(|disk| disk.fenced.is_none() && !has_room(view.policy, disk))
 }
 
 /// Whether a data partition's disks all have room.
 #[must_use]
 pub fn has_disk_room(view: View<'_>, record: &DataRecord) -> bool {
-    view.loads.configuration(record).members.iter().all(|member| {
-        let Some(node) = view.state.node(*member) else { return false };
-        let disk = record.disk_of(*member);
-        let found = view.loads.disks(node).iter().find(|candidate| Some(candidate.id) == disk);
-        found.is_none_or(|disk| has_room(view.policy, disk))
+    disks_of(view, record).all(|disk| has_room(view.policy, disk))
+}
+
+/// The members' disks, as last reported.
+fn disks_of<'a>(view: View<'a>, record: &'a DataRecord) -> impl Iterator<Item = &'a Disk> {
+    view.loads.configuration(record).members.iter().filter_map(move |member| {
+        let disk = record.disk_of(*member)?;
+        let disks = view.loads.disks(view.state.node(*member)?);
+        disks.iter().find(|candidate| candidate.id == disk)
     })
 }
 

@@ -169,6 +169,8 @@ impl Shell {
             Some(definition) if log_is_whole && !one.started && one.snapshot.is_none() => {
                 self.begin_group(multi, definition);
             }
+            // Or before the definition was there: it begins when the managers come again.
+            None if log_is_whole && !one.started => self.remove_directory(partition),
             _ => self.give_up_replica(partition, "its log is lost".to_owned()),
         }
     }

@@ -81,7 +81,7 @@ impl Cluster {
     }
 
     /// As the manager would: on all three, the first of which stands for election.
-    fn create_partition(&mut self, slot: u64) {
+    pub fn create_partition(&mut self, slot: u64) {
         let mut members: Vec<NodeId> = self.nodes.iter().map(|node| node.id).collect();
         // In no order: the manager names whom it finds suited best first.
         let first = (slot as usize + 1) % members.len();

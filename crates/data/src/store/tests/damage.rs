@@ -156,6 +156,24 @@ fn the_checksum_of_what_an_overwrite_left_proves_a_torn_block() {
     assert!(check_reads(&world, &bytes).is_empty());
 }
 
+/// An overwrite over a part of a rotten block was not done at all: if no other replica gave its range,
+/// whole blocks of it stayed as they were before, with valid checksums.
+#[test]
+fn an_overwrite_over_a_part_of_a_rotten_block_replaces_all_others() {
+    let (world, mut bytes) = built();
+    world.files.flip_bit(&world.path(), 8_192 + 10, 3).unwrap();
+    let patch = pattern(6, 6_000);
+    assert_eq!(overwrite(&world, 12_000, &patch, Overwriting::New), [2]);
+    bytes[12_000..18_000].copy_from_slice(&patch);
+    assert_eq!(check_reads(&world, &bytes), [2]);
+    assert!(matches!(world.store.accept_doubtful(LARGE, 2), Err(StoreError::Corrupt { block: 2 })));
+    world.flush().unwrap();
+    let world = world.crash(1);
+    assert_eq!(check_reads(&world, &bytes), [2]);
+    repair(&world, &bytes, 2);
+    assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+}
+
 #[test]
 fn a_rotten_block_is_never_accepted() {
     let (world, _) = built();
