@@ -265,3 +265,31 @@ impl Replica {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use milpa_types::{MetaSlot, VolumeOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_full_leader_has_callers_come_again_until_another_could_lead() {
+        let mut replica = Replica::founded(CreateMetaPartition {
+            joins: false,
+            partition: PartitionId(1),
+            volume: VolumeId(1),
+            options: VolumeOptions::default(),
+            slot: MetaSlot(0),
+            members: vec![NodeId(1)],
+        });
+        replica.note_room(true, 100);
+        assert_eq!(replica.lacks_room(100_000), None, "it does not lead");
+        replica.role = Role::Leader;
+        replica.note_room(true, 200);
+        replica.note_room(true, 4_000);
+        assert_eq!(replica.lacks_room(200 + HAND_OVER_MS - 1), Some(MetaError::Busy));
+        assert_eq!(replica.lacks_room(200 + HAND_OVER_MS), Some(MetaError::NoSpace));
+        replica.note_room(false, 9_000);
+        assert_eq!(replica.lacks_room(9_000), None);
+    }
+}

@@ -27,7 +27,7 @@ pub(crate) struct World {
     pub(crate) data: BTreeMap<NodeId, BTreeMap<PartitionId, DataPartitionReport>>,
     /// Nodes that are down.
     pub(crate) down: BTreeSet<NodeId>,
-    /// Meta nodes without room.
+    /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
 }
 
@@ -90,8 +90,11 @@ impl World {
     pub(crate) fn heartbeats(&mut self) {
         self.elections();
         let nodes: Vec<_> = self.log.state.nodes().cloned().collect();
-        for node in nodes.into_iter().filter(|node| !self.down.contains(&node.id)) {
+        for mut node in nodes.into_iter().filter(|node| !self.down.contains(&node.id)) {
             let is_full = self.full.contains(&node.id);
+            if is_full && node.role == milpa_types::Role::Data {
+                node.disks.iter_mut().for_each(|disk| disk.free_bytes = 0);
+            }
             for report in self.meta.entry(node.id).or_default().values_mut() {
                 report.is_full = is_full;
             }

@@ -256,6 +256,23 @@ fn a_lost_meta_replica_is_reported_and_never_created_a_second_time() {
 
 // ---- growth ----
 
+/// Story (soak, seed 11): writes got ENOSPC though half of the nodes had room. Once is enough: what is
+/// added has room.
+#[test]
+fn data_partitions_are_added_when_one_full_disk_is_in_all() {
+    let mut world = World::new(3, 6);
+    world.log.volume("home", 1, 6);
+    world.settle();
+    let on_first = |world: &World| {
+        let records = world.log.state.data_partitions();
+        records.filter(|record| record.disk_of(NodeId(104)).is_some()).count()
+    };
+    assert_eq!((world.log.state.data_partitions().count(), on_first(&world)), (6, 6));
+    world.full.insert(NodeId(104));
+    world.settle();
+    assert_eq!((world.log.state.data_partitions().count(), on_first(&world)), (12, 6));
+}
+
 #[test]
 fn data_partitions_are_added_when_all_are_nearly_full() {
     let mut world = settled();
