@@ -17,6 +17,8 @@ const IDS_RESERVED: u32 = 16_384;
 /// After a member was silent, new extents are refused at once for this long: each would stall a
 /// client until its deadline. Then one may try.
 const SUSPECT_MS: u64 = 500;
+/// A member that did not hear of a commit offset is told again after this long.
+pub(super) const ANNOUNCE_PAUSE_MS: u64 = 500;
 
 /// Orders the appends of one partition in one epoch.
 #[derive(Debug)]
@@ -68,6 +70,8 @@ struct Open {
     end: u64,
     committed: u64,
     announced: u64,
+    /// When the commit offset may be announced again.
+    announce_from_ms: u64,
     operations: VecDeque<Operation>,
     closing: bool,
     touched_ms: u64,
@@ -412,9 +416,16 @@ impl Primary {
             return Err(DataError::Busy);
         }
         let extent = self.give_id(small, effects)?;
-        let (end, committed, announced) = (0, 0, 0);
-        let (operations, closing, touched_ms) = (VecDeque::new(), false, now_ms);
-        let open = Open { owner, end, committed, announced, operations, closing, touched_ms };
+        let open = Open {
+            owner,
+            end: 0,
+            committed: 0,
+            announced: 0,
+            announce_from_ms: 0,
+            operations: VecDeque::new(),
+            closing: false,
+            touched_ms: now_ms,
+        };
         let before = self.extents.insert(extent, open);
         assert!(before.is_none(), "an extent id was given twice");
         if let Some(watched) = &mut self.watched {

@@ -6,6 +6,7 @@ use milpa_types::{DataError, Epoch, ExtentId, InodeId, NodeId, SessionId};
 use milpa_wire::data::{AppendTarget, Configuration, ExtentState};
 use proptest::prelude::*;
 
+use super::primary::ANNOUNCE_PAUSE_MS;
 use super::*;
 
 const HEADER: u64 = 48;
@@ -237,6 +238,32 @@ fn what_is_open_ends_when_a_member_returns() {
     assert_eq!(starts.count(), 1, "{:?}", script.effects);
     let sealed = |length| Err(DataError::Sealed { length });
     assert_eq!(script.answers(), vec![(2, sealed(10)), (3, sealed(0))]);
+}
+
+/// A member that leads the Raft group takes overwrites only of what it knows to be committed.
+#[test]
+fn a_commit_offset_is_announced_until_every_member_has_heard_of_it() {
+    let announced = |script: &mut Script, now_ms| {
+        script.primary.tick(now_ms, &mut script.effects);
+        std::mem::take(&mut script.effects)
+            .iter()
+            .filter(|effect| matches!(effect, Effect::Announce { committed: 10, .. }))
+            .count()
+    };
+    let mut script = Script::new(&[1, 2, 3]);
+    let start = script.append(1, head(AppendTarget::New { token: 1 }, 10)).start();
+    script.done(&start);
+    assert_eq!(announced(&mut script, 10), 1);
+    assert_eq!(announced(&mut script, 20), 0, "all have heard, as far as is known");
+    let silent = DataError::MemberSilent { node: NodeId(2) };
+    script.primary.announcement_failed(start.extent, silent, &mut script.effects);
+    assert_eq!(announced(&mut script, 30), 0, "not again at once");
+    assert_eq!(announced(&mut script, 20 + ANNOUNCE_PAUSE_MS), 1);
+    assert_eq!(announced(&mut script, 10_000), 0);
+    let sealed = DataError::Sealed { length: 10 };
+    script.primary.announcement_failed(start.extent, sealed, &mut script.effects);
+    let broken = Effect::Broken { extent: start.extent, committed: 10 };
+    assert_eq!(script.effects, [broken], "it takes no more appends there");
 }
 
 #[test]

@@ -312,12 +312,23 @@ impl Disk {
                 sync: false,
                 checksums: Vec::new(),
             });
-            let (shared, wait) = (Rc::clone(&self.shared), Duration::from_secs(2));
+            let (shared, disk) = (Rc::clone(&self.shared), self.index);
+            let wait = Duration::from_secs(2);
             tokio::task::spawn_local(async move {
-                // For reports only: nothing depends on whether it arrives.
-                drop(shared.ask_node(backup, &request, Bytes::new(), wait).await);
+                let told = shared.ask_node(backup, &request, Bytes::new(), wait).await;
+                if let Err(error) = told {
+                    let report = move |disk: &mut Disk| disk.announcement_failed(id, extent, error);
+                    shared.ask_disk(disk, report).await;
+                }
             });
         }
+    }
+
+    fn announcement_failed(&mut self, id: PartitionId, extent: ExtentId, error: DataError) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let mut effects = Vec::new();
+        partition.primary.announcement_failed(extent, error, &mut effects);
+        self.perform_appends(id, effects);
     }
 
     fn extent_broke(&mut self, id: PartitionId, extent: ExtentId, committed: u64) {
@@ -476,7 +487,7 @@ impl Disk {
         tokio::task::spawn_local(async move {
             let wait = Duration::from_secs(5);
             let told = shared.ask_node(member, &request, Bytes::new(), wait).await;
-            if matches!(told, Ok(_) | Err(DataError::NoExtent)) {
+            if told.is_ok() {
                 return;
             }
             let note = move |disk: &mut Disk| {

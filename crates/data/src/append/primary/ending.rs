@@ -2,7 +2,7 @@
 
 use milpa_types::{DataError, ExtentId, NodeId};
 
-use super::{BROKEN_MAX, Operation, Primary, SUSPECT_MS};
+use super::{ANNOUNCE_PAUSE_MS, BROKEN_MAX, Operation, Primary, SUSPECT_MS};
 use crate::append::Effect;
 
 impl Primary {
@@ -92,7 +92,7 @@ impl Primary {
             if !open.operations.is_empty() {
                 continue;
             }
-            if open.announced < open.committed {
+            if open.announced < open.committed && now_ms >= open.announce_from_ms {
                 open.announced = open.committed;
                 effects.push(Effect::Announce { extent: *extent, committed: open.committed });
             }
@@ -102,6 +102,30 @@ impl Primary {
         }
         for extent in idle {
             self.close(extent, effects);
+        }
+    }
+
+    /// A member did not hear of the commit offset. One that leads the Raft group accepts overwrites
+    /// only below it, so it is told again; one that does not hold the bytes it had confirmed ends
+    /// the extent, as it would at the next append.
+    pub fn announcement_failed(
+        &mut self,
+        extent: ExtentId,
+        error: DataError,
+        effects: &mut Vec<Effect>,
+    ) {
+        match error {
+            // The member knows of a later epoch, and this node will: all that is open ends then.
+            DataError::StaleEpoch { .. } | DataError::NotPrimary { .. } => {}
+            DataError::Sealed { .. } | DataError::OutOfOrder { .. } | DataError::NoExtent => {
+                self.end_extent(extent, Some(error), effects);
+            }
+            _ => {
+                if let Some(open) = self.extents.get_mut(&extent) {
+                    open.announced = 0;
+                    open.announce_from_ms = self.now_ms.saturating_add(ANNOUNCE_PAUSE_MS);
+                }
+            }
         }
     }
 
