@@ -127,7 +127,7 @@ fn a_silent_node_leaves_its_partitions_and_comes_back() {
         let view =
             cluster.wait_for("home", |view| view.data.iter().all(|d| d.members.len() == 3)).await;
         for partition in &view.data {
-            assert_eq!(partition.epoch, Epoch(3));
+            assert_eq!(partition.epoch, Epoch(4));
             assert_ne!(partition.primary, lost, "it lacks bytes");
         }
     });

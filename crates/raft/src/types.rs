@@ -253,6 +253,19 @@ pub struct FollowerStatus {
     pub state: FollowerState,
 }
 
+/// A follower that lacks no more entries than this is current: it has them within a heartbeat or two.
+const CURRENT_LAG: u64 = 256;
+
+impl FollowerStatus {
+    /// Whether the replica answers, and has all of the log or nearly so.
+    #[must_use]
+    pub fn is_current(&self) -> bool {
+        // In a group where nothing happens, one that has just got a snapshot is still probed.
+        let follows = self.state == FollowerState::Replicate && self.lag <= CURRENT_LAG;
+        self.is_active && self.matched > 0 && (self.lag == 0 || follows)
+    }
+}
+
 /// A group at a glance: for requests about status, and for policies such as compaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GroupStatus {
@@ -276,4 +289,13 @@ pub struct GroupStatus {
     pub members: Members,
     /// The other replicas, if this node leads; else empty.
     pub followers: Vec<FollowerStatus>,
+}
+
+impl GroupStatus {
+    /// Members and learners that are [current](FollowerStatus::is_current), if this node leads.
+    #[must_use]
+    pub fn current(&self) -> Vec<NodeId> {
+        let current = self.followers.iter().filter(|follower| follower.is_current());
+        current.map(|follower| follower.node).collect()
+    }
 }

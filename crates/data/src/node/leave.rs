@@ -4,8 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use milpa_host::clock::Instant;
-use milpa_raft::{FollowerState, FollowerStatus};
-use milpa_types::PartitionId;
+use milpa_types::{NodeId, PartitionId};
 use milpa_wire::manager::ManagerRequest;
 
 use super::disk::Disk;
@@ -18,8 +17,6 @@ const GRACE: Duration = Duration::from_millis(300);
 /// Followers may take so long to lead.
 const HAND_OVER_WAIT: Duration = Duration::from_millis(1_000);
 const POLL: Duration = Duration::from_millis(20);
-/// A follower that lacks no more entries than this can take over at once.
-const CURRENT_LAG: u64 = 256;
 
 /// Leaves, in order: tells the managers, which drop this node from its partitions, and hands the
 /// Raft groups over. Returns when that is done, or has taken too long.
@@ -53,16 +50,9 @@ impl Disk {
             self.partitions.values().filter(|p| p.leads()).map(|p| p.id).collect();
         for id in led {
             let Some(status) = self.driver.multi.status(id) else { continue };
-            let can_lead = |follower: &&FollowerStatus| {
-                let follows =
-                    follower.state == FollowerState::Replicate && follower.lag <= CURRENT_LAG;
-                follower.is_active
-                    && follower.matched > 0
-                    && (follower.lag == 0 || follows)
-                    && status.members.voters.contains(&follower.node)
-            };
-            if let Some(follower) = status.followers.iter().find(can_lead) {
-                self.driver.multi.transfer_leader(id, follower.node);
+            let can_lead = |node: &NodeId| status.members.voters.contains(node);
+            if let Some(follower) = status.current().into_iter().find(can_lead) {
+                self.driver.multi.transfer_leader(id, follower);
             }
         }
     }

@@ -177,6 +177,7 @@ impl Disk {
     fn report(&self, partition: &Partition) -> DataPartitionReport {
         let (alignment, extents) = (&partition.alignment, partition.store.extent_count());
         let known = alignment.unaligned + alignment.broken.len() as u64;
+        let status = partition.leads().then(|| self.driver.multi.status(partition.id)).flatten();
         DataPartitionReport {
             partition: partition.id,
             disk: self.id,
@@ -187,6 +188,7 @@ impl Disk {
             extents,
             // Before the members have been compared, nothing is known of any extent.
             unaligned: if alignment.is_unknown { extents.max(1) } else { known },
+            current: status.map(|status| status.current()).unwrap_or_default(),
         }
     }
 

@@ -2,15 +2,15 @@
 //!
 //! A configuration is only planned when the one before it was adopted, so that the group is never
 //! more than one epoch behind the intent and the chain of epochs has no gap. A member that is
-//! silent, whose disk is fenced, or that lost its replica leaves; a replica that is there and not a
-//! member comes back. A replica that is being made (`replace`) is a learner first, and becomes a
-//! member when it holds what the members hold. Never below two members (DESIGN.md section 5), and never without a majority
+//! silent, whose disk is fenced, or that lost its replica leaves. A replica that is there and not a
+//! member, back or being made (`replace`), is a learner first, and becomes a member when it holds
+//! what the members hold: counted before, it could be kept for one that holds it. Never below two members (DESIGN.md section 5), and never without a majority
 //! of the old members, which the group needs to commit the change.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{Epoch, NodeId, PartitionId};
-use milpa_wire::data::Configuration;
+use milpa_wire::data::{Configuration, DataPartitionReport};
 
 use super::health::is_aligned;
 use super::replace::{has_enough_members, surplus};
@@ -54,17 +54,8 @@ fn next_configuration(
     let staying: BTreeSet<NodeId> =
         members.iter().copied().filter(|node| may_stay(view, record, *node)).collect();
     let surplus = surplus(view, record);
-    let is_filled = is_aligned(view, record);
-    let learner = learner(view, record, &members);
-    let has_enough = has_enough_members(view, record);
-    let owner = view.state.task(record.id).map(|task| task.place.node);
-    let joins = |node: NodeId| {
-        if owner == Some(node) {
-            learner == owner && is_filled && present.learners.contains(&node)
-        } else {
-            !has_enough && may_join(view, record, &members, node)
-        }
-    };
+    let learner = learner(view, record);
+    let joins = |node: NodeId| learner == Some(node) && is_whole(view, record, node);
     let wanted: Vec<NodeId> = (record.replicas.iter().map(|replica| replica.node))
         .filter(|node| Some(*node) != surplus)
         .filter(|node| staying.contains(node) || joins(*node))
@@ -88,13 +79,32 @@ fn next_configuration(
     Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary, learners })
 }
 
-/// The replica that is being made, once it is there to be filled.
-fn learner(view: View<'_>, record: &DataRecord, members: &BTreeSet<NodeId>) -> Option<NodeId> {
-    let task = view.state.task(record.id).filter(|task| !task.is_given_up)?;
-    let owner = task.place.node;
-    let is_learner =
-        record.configuration.learners.contains(&owner) || may_join(view, record, members, owner);
-    (is_learner && !members.contains(&owner)).then_some(owner)
+/// The replica that is to become a member, if one is there to be filled. One that comes back lacks
+/// less than one that is being made.
+fn learner(view: View<'_>, record: &DataRecord) -> Option<NodeId> {
+    let task = view.state.task(record.id);
+    let made = task.map(|task| task.place.node);
+    let candidates = record.replicas.iter().map(|replica| replica.node);
+    let back = candidates.filter(|node| Some(*node) != made && may_learn(view, record, *node));
+    let back = back.max_by_key(|node| record.configuration.learners.contains(node));
+    if back.is_some() && !has_enough_members(view, record) {
+        return back;
+    }
+    let made = task.filter(|task| !task.is_given_up).and(made);
+    made.filter(|node| may_learn(view, record, *node))
+}
+
+/// Whether a learner has all bytes and all overwrites of the members: the primary compares the
+/// extents, the Raft leader the logs.
+fn is_whole(view: View<'_>, record: &DataRecord, learner: NodeId) -> bool {
+    let has_log = |(node, report): (NodeId, &DataPartitionReport)| {
+        view.loads.data_leader(record) == Some(node)
+            && report.configuration == record.configuration
+            && report.current.contains(&learner)
+    };
+    record.configuration.learners.contains(&learner)
+        && is_aligned(view, record)
+        && view.loads.data_reports(record).any(has_log)
 }
 
 /// A member stays unless there is proof that it cannot serve.
@@ -103,10 +113,12 @@ fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     can_serve(view, record, node) && !has_lost_replica(view, node, record.id, is_created)
 }
 
-/// A replica joins when there is proof that it is there.
-fn may_join(view: View<'_>, record: &DataRecord, members: &BTreeSet<NodeId>, node: NodeId) -> bool {
+/// A replica becomes a learner when there is proof that it is there, and remains one while it can
+/// serve: just after a start it may not be reported yet.
+fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let Configuration { members, learners, .. } = &record.configuration;
     let held = view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id));
-    !members.contains(&node) && held && can_serve(view, record, node)
+    !members.contains(&node) && (held || learners.contains(&node)) && can_serve(view, record, node)
 }
 
 fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {

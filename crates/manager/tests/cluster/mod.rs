@@ -268,6 +268,7 @@ impl FakeNode {
     /// The group's leader is its first member that is up.
     fn with_leader(&self, mut report: DataPartitionReport) -> DataPartitionReport {
         report.leader = self.leader_of(&report);
+        report.current = report.configuration.holders().collect();
         report
     }
 
@@ -325,6 +326,7 @@ impl FakeNode {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    current: Vec::new(),
                 };
                 self.data.borrow_mut().entry(create.partition).or_insert(report);
             }

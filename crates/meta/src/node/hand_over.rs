@@ -10,7 +10,6 @@ use tracing::info;
 
 use super::context::Context;
 use super::inbox::Event;
-use super::partitions::current_members;
 use super::replica::Replica;
 use super::shell::Shell;
 
@@ -25,7 +24,7 @@ impl Shell {
             self.replicas.values().filter(|replica| replica.leads()).map(Replica::id).collect();
         for partition in led {
             let Some(status) = multi.status(partition) else { continue };
-            let current = current_members(&status);
+            let current = status.current();
             let mut voters = status.members.voters.iter().filter(|node| current.contains(node));
             if let Some(to) = voters.next() {
                 multi.transfer_leader(partition, *to);

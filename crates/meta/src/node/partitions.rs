@@ -6,9 +6,7 @@ use std::time::Duration;
 
 use milpa_host::clock::Instant;
 use milpa_host::jobs;
-use milpa_raft::{
-    FollowerState, FollowerStatus, GroupStatus, MemberChange, Members, MultiRaft, ProposeError,
-};
+use milpa_raft::{GroupStatus, MemberChange, Members, MultiRaft, ProposeError};
 use milpa_types::{MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaNodeReport, MetaPartitionReport, MetaReply,
@@ -25,8 +23,6 @@ use crate::core::Command;
 const PARTITIONS_MAX: usize = 10_000;
 /// Members and learners of one group at most: 7 replicas, and one that replaces each.
 const MEMBERS_MAX: usize = 14;
-/// A follower that lacks no more entries than this is current: it has them within a heartbeat or two.
-const CURRENT_LAG: u64 = 256;
 /// The directory of a deleted partition goes when the log has long forgotten the group.
 const REMOVE_AFTER: Duration = Duration::from_secs(5);
 
@@ -272,7 +268,7 @@ impl Shell {
                 statistics: replica.state.statistics(),
                 voters: members.map(voting).unwrap_or_default(),
                 learners: members.map(|members| members.learners.clone()).unwrap_or_default(),
-                current: status.as_ref().map(current_members).unwrap_or_default(),
+                current: status.as_ref().map(GroupStatus::current).unwrap_or_default(),
                 is_full: self.is_full,
                 marks: replica.state_marks(),
             }
@@ -289,14 +285,4 @@ impl Shell {
         let replica = self.replicas.get(&partition).ok_or(MetaError::WrongPartition);
         responder.send(&replica.map(hash));
     }
-}
-
-/// Followers and learners that have nearly all of the log, as the leader sees them.
-pub(crate) fn current_members(status: &GroupStatus) -> Vec<NodeId> {
-    let is_current = |follower: &&FollowerStatus| {
-        // In a group where nothing happens, one that has just got a snapshot is still probed.
-        let follows = follower.state == FollowerState::Replicate && follower.lag <= CURRENT_LAG;
-        follower.is_active && follower.matched > 0 && (follower.lag == 0 || follows)
-    };
-    status.followers.iter().filter(is_current).map(|follower| follower.node).collect()
 }

@@ -180,6 +180,7 @@ impl World {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    current: Vec::new(),
                 };
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }
@@ -190,7 +191,9 @@ impl World {
                 for report in replicas {
                     if newest.is_some_and(|newest| newest.0 + 1 == configuration.epoch.0) {
                         report.configuration = configuration.clone();
-                        report.leader = ask.first().copied();
+                        let is_member = |node: &&NodeId| configuration.members.contains(*node);
+                        report.leader = ask.iter().find(is_member).copied();
+                        report.current = configuration.holders().collect();
                         report.term += 1;
                     }
                 }
