@@ -96,6 +96,8 @@ pub(crate) struct Disk {
     /// Replicas whose state was damaged when the node started. They take no part; the manager brings a
     /// new one.
     pub damaged: BTreeSet<PartitionId>,
+    /// Replicas whose files are being removed.
+    pub wiping: BTreeSet<PartitionId>,
     /// The fence is up and everybody here has been told.
     pub is_out_of_service: bool,
     /// When each node's frames last arrived.

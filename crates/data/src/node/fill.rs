@@ -53,6 +53,8 @@ struct Chunk {
     hole: u64,
     bytes: Bytes,
     checksums: Vec<u32>,
+    /// Bytes, of one block, that no member has whole: they take the place of `bytes`.
+    lost: u64,
     /// What this replica had applied when it asked.
     fence: u64,
 }
@@ -67,8 +69,13 @@ impl Filling {
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
             let turn = self.shared.repair_turn(self.disk).await;
-            let chunk = self.fetch_from_any(extent, held, wanted, &[source], 0).await?;
-            let got = chunk.hole + chunk.bytes.len() as u64;
+            let chunk = match self.fetch_from_any(extent, held, wanted, &[source], 0).await {
+                Err(DataError::Doubtful { block }) => {
+                    self.fetch_at_damage(extent, (held, wanted), block, source).await?
+                }
+                fetched => fetched?,
+            };
+            let got = chunk.hole + chunk.bytes.len() as u64 + chunk.lost;
             if got == 0 {
                 return Err(DataError::NotHere);
             }
@@ -95,6 +102,48 @@ impl Filling {
         let flushed =
             self.shared.run_slow(self.disk, move || store.flush(&[(extent, length)])).await;
         flushed.ok_or(DataError::Busy)?.map_err(DataError::from)
+    }
+
+    /// What comes next, of a range of which the source has a block damaged: what lies before that, or
+    /// the block from another member, or the word that it is lost. One bad block must not keep the
+    /// rest of an extent on a single replica.
+    async fn fetch_at_damage(
+        &self,
+        extent: ExtentId,
+        (held, wanted): (u64, u64),
+        block: u64,
+        source: NodeId,
+    ) -> Result<Chunk, DataError> {
+        let damaged = block.saturating_mul(BLOCK_BYTES);
+        if damaged > held {
+            let before = wanted.min(damaged - held);
+            return self.fetch_from_any(extent, held, before, &[source], 0).await;
+        }
+        let length = wanted.min(BLOCK_BYTES - held % BLOCK_BYTES);
+        let (partition, node) = (self.partition, self.shared.node);
+        let members = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.others(node));
+        let members = self.shared.ask_disk(self.disk, members).await.flatten();
+        let members = members.ok_or(DataError::WrongPartition)?;
+        // Before they are asked: an overwrite may make the block whole meanwhile.
+        let fence = self.fence(extent, 0).await?;
+        let mut is_lost = members.contains(&source);
+        for member in members {
+            match self.fetch(extent, held, length, member, 0).await {
+                Ok(chunk) => return Ok(chunk),
+                Err(DataError::Corrupt { .. }) => {}
+                Err(DataError::NotHere | DataError::NoExtent) if member != source => {}
+                // It may have the block, or take for right what a crash left of it.
+                Err(_) => is_lost = false,
+            }
+        }
+        if !is_lost {
+            return Err(DataError::Doubtful { block });
+        }
+        Metrics::get().lost_bytes.inc_by(length);
+        tracing::error!(partition = %self.partition, %extent, offset = held, length,
+            "bytes are damaged on every replica; the others of the extent are copied");
+        let (bytes, checksums) = (Bytes::new(), Vec::new());
+        Ok(Chunk { hole: 0, bytes, checksums, lost: length, fence })
     }
 
     /// An extent that is read at the leader there is read at the leader here too: before there is
@@ -215,7 +264,7 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
-        let mut without = 0;
+        let (mut without, mut damaged) = (0, offset / BLOCK_BYTES);
         for _ in 0..BEHIND_MAX {
             let mut behind = Vec::new();
             for source in left {
@@ -231,16 +280,21 @@ impl Filling {
                             DataError::Corrupt { .. }
                                 | DataError::Doubtful { .. }
                                 | DataError::NotHere
+                                | DataError::NoExtent
                         );
                         without += usize::from(has_it_not);
+                        if let DataError::Corrupt { block } | DataError::Doubtful { block } = error
+                        {
+                            damaged = block;
+                        }
                         last = error;
                     }
                 }
             }
             if behind.is_empty() {
                 let is_nowhere = without == sources.len();
-                let block = offset / BLOCK_BYTES;
-                return Err(if is_nowhere { DataError::Doubtful { block } } else { last });
+                let nowhere = DataError::Doubtful { block: damaged };
+                return Err(if is_nowhere { nowhere } else { last });
             }
             left = behind;
             tokio::time::sleep(BEHIND_PAUSE).await;
@@ -257,14 +311,7 @@ impl Filling {
         source: NodeId,
         applied: u64,
     ) -> Result<Chunk, DataError> {
-        let partition = self.partition;
-        // All that was handed to the extent here, applied or waiting: older bytes would not land.
-        let handed = move |disk: &mut Disk| {
-            let applying = disk.partitions.get(&partition)?.applying.borrow();
-            Some(applying.applied().max(applying.last_of(extent)))
-        };
-        let here = self.shared.ask_disk(self.disk, handed).await;
-        let fence = here.flatten().ok_or(DataError::WrongPartition)?.max(applied);
+        let (partition, fence) = (self.partition, self.fence(extent, applied).await?);
         let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
         let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
         let (DataAnswer::Bytes { checksums, hole }, bytes) = answer else {
@@ -274,7 +321,19 @@ impl Filling {
             return Err(DataError::Invalid);
         }
         Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
-        Ok(Chunk { hole, bytes, checksums, fence })
+        Ok(Chunk { hole, bytes, checksums, lost: 0, fence })
+    }
+
+    /// How much of the log a source must have applied: all that was handed to the extent here, applied
+    /// or waiting. Older bytes would not land.
+    async fn fence(&self, extent: ExtentId, applied: u64) -> Result<u64, DataError> {
+        let partition = self.partition;
+        let handed = move |disk: &mut Disk| {
+            let applying = disk.partitions.get(&partition)?.applying.borrow();
+            Some(applying.applied().max(applying.last_of(extent)))
+        };
+        let here = self.shared.ask_disk(self.disk, handed).await;
+        Ok(here.flatten().ok_or(DataError::WrongPartition)?.max(applied))
     }
 
     async fn on_extent<T: Send + 'static>(
@@ -349,6 +408,9 @@ fn append_chunk(
         let start = end;
         end = store.append(extent, start, &chunk.bytes, checksums)?;
         store.start_write_back(extent, start, chunk.bytes.len() as u64)?;
+    }
+    if chunk.lost > 0 {
+        end = store.append_lost(extent, end, chunk.lost)?;
     }
     Ok(end)
 }

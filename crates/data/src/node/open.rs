@@ -243,6 +243,7 @@ impl OpenedDisk {
             ticked_ms: now_ms(),
             is_out_of_service: false,
             damaged: self.damaged,
+            wiping: BTreeSet::new(),
             heard_ms: BTreeMap::new(),
         };
         for (state, store) in self.replicas {

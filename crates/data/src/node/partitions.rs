@@ -125,6 +125,9 @@ impl Disk {
         if self.is_fenced() {
             return answer(reply, Err(DataError::DiskFailed));
         }
+        if self.wiping.contains(&id) {
+            return answer(reply, Err(DataError::Busy));
+        }
         if let Some(partition) = self.partitions.get(&id) {
             let same = partition.state.volume == create.volume;
             let member = create.configuration.members.contains(&self.shared.node);
@@ -139,12 +142,14 @@ impl Disk {
                 return answer(reply, Err(DataError::DiskFailed));
             }
             // The group goes on without this replica: it may come back, blank.
-            self.forget(id);
-            if let Err(error) = wipe(&self.states, &self.extents, id) {
-                self.store_disk.fence("remove a damaged replica", &error);
-                return answer(reply, Err(DataError::DiskFailed));
-            }
-            self.damaged.remove(&id);
+            return self.wipe_replica(id, move |disk, wiped| match wiped {
+                Some(Ok(())) => disk.create_partition(create, reply),
+                Some(Err(error)) => {
+                    disk.store_disk.fence("remove a damaged replica", &error);
+                    answer(reply, Err(DataError::DiskFailed));
+                }
+                None => answer(reply, Err(DataError::Busy)),
+            });
         }
         self.shared.routes.borrow_mut().insert(id, self.index);
         let result = self.make_partition(&create);
@@ -228,30 +233,48 @@ impl Disk {
         receiver
     }
 
-    fn forget(&mut self, id: PartitionId) -> Option<Arc<ExtentStore>> {
-        let forgotten = self.partitions.remove(&id);
-        self.driver.multi.remove_group(id);
-        self.shared.routes.borrow_mut().remove(&id);
-        forgotten.map(|partition| partition.store)
+    /// The volume was deleted, or the replica is too many. Answered when the files are gone.
+    pub fn delete_partition(&mut self, id: PartitionId, reply: Reply) {
+        if self.wiping.contains(&id) {
+            return answer(reply, Err(DataError::Busy));
+        }
+        self.wipe_replica(id, move |_, wiped| {
+            let done = matches!(wiped, Some(Ok(())));
+            answer_done(reply, if done { Ok(()) } else { Err(DataError::Busy) });
+        });
     }
 
-    /// The volume was deleted. Answered when the files are gone.
-    pub fn delete_partition(&mut self, id: PartitionId, reply: Reply) {
+    /// Forgets a replica and removes its files. Until they are gone none is made in its place.
+    fn wipe_replica(
+        &mut self,
+        id: PartitionId,
+        then: impl FnOnce(&mut Disk, Option<std::io::Result<()>>) + Send + 'static,
+    ) {
         if self.partitions.get(&id).is_some_and(|partition| partition.saving.is_running) {
             // A state that is being written would come back after its file was removed.
-            return self.save_state(id, Box::new(move |disk| disk.delete_partition(id, reply)));
+            return self.save_state(id, Box::new(move |disk| disk.wipe_replica(id, then)));
         }
-        let store = self.forget(id);
-        if store.is_some() {
-            tracing::info!(partition = %id, "partition deleted");
-        }
+        self.driver.multi.remove_group(id);
+        self.shared.routes.borrow_mut().remove(&id);
+        let store = self.partitions.remove(&id).map(|partition| {
+            tracing::info!(partition = %id, "the replica's files are removed");
+            partition.store.close();
+            partition.store
+        });
+        self.wiping.insert(id);
         let (states, extents) = (self.states.clone(), self.extents.clone());
         let (shared, disk) = (Rc::clone(&self.shared), self.index);
         tokio::task::spawn_local(async move {
             wait_until_unused(store).await;
             let wiped = shared.run_slow(disk, move || wipe(&states, &extents, id)).await;
-            let done = matches!(wiped, Some(Ok(())));
-            answer_done(reply, if done { Ok(()) } else { Err(DataError::Busy) });
+            let done = move |disk: &mut Disk| {
+                disk.wiping.remove(&id);
+                if matches!(wiped, Some(Ok(()))) {
+                    disk.damaged.remove(&id);
+                }
+                then(disk, wiped);
+            };
+            shared.ask_disk(disk, done).await;
         });
     }
 }

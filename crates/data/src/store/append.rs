@@ -47,6 +47,41 @@ pub(super) fn append(
     written.map(|()| offset + bytes.len() as u64)
 }
 
+/// Adds a block, or the rest of one, that no replica has whole: zeros under a checksum that says that
+/// they are damaged.
+pub(super) fn append_lost(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<u64, StoreError> {
+    let within = (offset % BLOCK_BYTES) as usize;
+    let zeros = usize::try_from(length).ok().and_then(|length| [0; BLOCK].get(..length));
+    let Some(zeros) = zeros.filter(|zeros| !zeros.is_empty() && within + zeros.len() <= BLOCK)
+    else {
+        return Err(StoreError::Invalid("lost bytes are of one block"));
+    };
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    let tail_crc = admit(&extent.state(), offset, length)?;
+    seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
+
+    let block = offset / BLOCK_BYTES;
+    let crc = !extend_crc(tail_crc, zeros);
+    let slot = Slot::Live { crc, length: (within + zeros.len()) as u16 };
+    let raw = slot.encode(extent.place, block).to_le_bytes();
+    write(store, &file, offset, zeros, &raw, &mut writer)?;
+    extent.slots_written(&store.disk, block, &raw, true);
+    let mut state = extent.state();
+    state.length = offset + length;
+    state.tail_crc = crc;
+    state.writes += 1;
+    Ok(offset + length)
+}
+
 /// Whether the extent takes `length` bytes at `offset`; returns the CRC of its partial block.
 fn admit(state: &State, offset: u64, length: u64) -> Result<u32, StoreError> {
     if state.sealed {

@@ -12,6 +12,7 @@ use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
 /// power failure takes away was never flushed, so nothing was promised.
 pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), StoreError> {
     store.disk.check()?;
+    store.check_open()?;
     if lock(&store.freed).is_removed(new.id) {
         return Err(StoreError::Removed);
     }
@@ -27,7 +28,7 @@ pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), S
         let _removed = store.disk.files().remove(&path);
         return Err(store.disk.write_failed("pwrite", &error));
     }
-    store.disk.keep_open((store.partition, new.id), file);
+    store.disk.keep_open((store.number, new.id), file);
     // Slot 0 is unflushed like all of the file: the next header may replace it.
     let state = State { writes: 1, ..State::default() };
     let parts = ExtentParts { header, slot: 1, entry, state, recovered: false, needs_cut: false };
@@ -45,6 +46,7 @@ pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), S
 }
 
 pub(super) fn discard_unreadable(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+    store.check_open()?;
     if !store.unreadable.contains(&id) || store.present(id).is_some() {
         return Err(StoreError::Exists);
     }

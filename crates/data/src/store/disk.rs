@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use milpa_types::{ExtentId, PartitionId};
+use milpa_types::ExtentId;
 
 use super::extent::Extent;
 use super::files::{StoreFile, StoreFiles};
@@ -46,6 +46,8 @@ pub struct StoreDisk {
     fence: Arc<Fence>,
     limits: StoreLimits,
     open: Mutex<OpenFiles>,
+    /// Counts the stores opened on this disk.
+    stores: AtomicU64,
     /// Cached chunks in the order in which they will be looked at for eviction (clock).
     chunks: Mutex<VecDeque<(Weak<Extent>, u32)>>,
 }
@@ -59,6 +61,7 @@ impl StoreDisk {
             fence: Arc::default(),
             limits,
             open: Mutex::default(),
+            stores: AtomicU64::new(0),
             chunks: Mutex::default(),
         })
     }
@@ -72,6 +75,12 @@ impl StoreDisk {
     /// Takes the disk out of service, as a failed flush would: for the log writer that shares it.
     pub fn fence(&self, call: &'static str, error: &io::Error) {
         self.fence.close(call, error);
+    }
+
+    /// A number for a store that was just opened. A partition may be deleted and made again here: the
+    /// open files of the one must not be taken for those of the other.
+    pub(super) fn number_store(&self) -> StoreNumber {
+        StoreNumber(self.stores.fetch_add(1, Ordering::Relaxed))
     }
 
     pub(super) fn files(&self) -> &dyn StoreFiles {
@@ -111,11 +120,11 @@ impl StoreDisk {
     /// The extent's file, opened if it is not.
     pub(super) fn open_file(
         &self,
-        partition: PartitionId,
+        store: StoreNumber,
         extent: ExtentId,
         path: impl FnOnce() -> std::path::PathBuf,
     ) -> io::Result<Arc<OpenFile>> {
-        let key = (partition, extent);
+        let key = (store, extent);
         if let Some(file) = lock(&self.open).get(key) {
             return Ok(file);
         }
@@ -124,11 +133,7 @@ impl StoreDisk {
     }
 
     /// Takes a file that was just opened or created into the cache, closing another if need be.
-    pub(super) fn keep_open(
-        &self,
-        key: (PartitionId, ExtentId),
-        file: Arc<dyn StoreFile>,
-    ) -> Arc<OpenFile> {
+    pub(super) fn keep_open(&self, key: FileKey, file: Arc<dyn StoreFile>) -> Arc<OpenFile> {
         let file = OpenFile { file, dirty: AtomicBool::new(false), fence: Arc::clone(&self.fence) };
         let (file, evicted) = lock(&self.open).insert(key, Arc::new(file), self.limits.files_max);
         // Closing may flush: not under the lock.
@@ -137,11 +142,21 @@ impl StoreDisk {
     }
 
     /// Forgets a removed extent's file without flushing it.
-    pub(super) fn discard_file(&self, partition: PartitionId, extent: ExtentId) {
-        let discarded = lock(&self.open).remove((partition, extent));
+    pub(super) fn discard_file(&self, store: StoreNumber, extent: ExtentId) {
+        let discarded = lock(&self.open).remove((store, extent));
         if let Some(file) = discarded {
             file.dirty.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Closes all files of a store that nobody uses any more: flushed, unless they are being deleted.
+    pub(super) fn close_files(&self, store: StoreNumber, are_deleted: bool) {
+        let closed = lock(&self.open).remove_store(store);
+        if are_deleted {
+            closed.iter().for_each(|file| file.dirty.store(false, Ordering::SeqCst));
+        }
+        // Closing may flush: not under the lock.
+        drop(closed);
     }
 
     /// Notes that `extent` caches a chunk, and evicts others if there are too many.
@@ -206,7 +221,11 @@ impl Drop for OpenFile {
     }
 }
 
-type FileKey = (PartitionId, ExtentId);
+/// Tells the stores of one disk apart, also two of the same partition, one after the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StoreNumber(u64);
+
+type FileKey = (StoreNumber, ExtentId);
 
 /// Open files by extent, and by the time of their last use.
 #[derive(Default)]
@@ -247,6 +266,12 @@ impl OpenFiles {
             evicted.extend(self.files.remove(&oldest).map(|(file, _)| file));
         }
         (file, evicted)
+    }
+
+    fn remove_store(&mut self, store: StoreNumber) -> Vec<Arc<OpenFile>> {
+        let all = (store, ExtentId(0))..=(store, ExtentId(u64::MAX));
+        let keys: Vec<FileKey> = self.files.range(all).map(|(key, _)| *key).collect();
+        keys.into_iter().filter_map(|key| self.remove(key)).collect()
     }
 
     fn remove(&mut self, key: FileKey) -> Option<Arc<OpenFile>> {

@@ -33,6 +33,7 @@ impl Plan {
 
 pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreError> {
     store.disk.check()?;
+    store.check_open()?;
     let (mut plan, mut unread) = (Plan::default(), Ok(()));
     for range in ranges {
         let noted = match store.extent(range.extent) {
@@ -282,7 +283,7 @@ fn remove(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
         let _writer = lock(&extent.writer);
         let _content = write_lock(&extent.content);
         extent.set_removed();
-        store.disk.discard_file(store.partition, id);
+        store.disk.discard_file(store.number, id);
         lock(&extent.sums).clear();
     }
     match store.disk.files().remove(&extent_path(&store.directory, id)) {

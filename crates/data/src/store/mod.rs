@@ -59,6 +59,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytes::Bytes;
@@ -68,7 +69,7 @@ use milpa_wire::data::{ExtentDigest, ExtentState};
 use crate::offers::Held;
 
 pub use checksums::{Checksums, checksums_of};
-use disk::OpenFile;
+use disk::{OpenFile, StoreNumber};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};
 use extent::{Entries, Extent};
@@ -144,6 +145,9 @@ pub struct ExtentStore {
     partition: PartitionId,
     directory: PathBuf,
     disk: Arc<StoreDisk>,
+    number: StoreNumber,
+    /// The partition is being deleted.
+    is_closed: AtomicBool,
     /// Ordered, so that reports are. Held only to look up.
     extents: RwLock<BTreeMap<ExtentId, Arc<Extent>>>,
     /// Dead ranges on disk, and the removed extents.
@@ -169,6 +173,13 @@ impl ExtentStore {
         partition: PartitionId,
     ) -> Result<(ExtentStore, RecoveryReport), OpenError> {
         recover::open(disk, directory, partition)
+    }
+
+    /// Ends the use of the store, as its partition is deleted: whoever still has it, and calls it
+    /// later, finds everything removed, and does not touch the files of the partition that is
+    /// made anew at the same place.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::SeqCst);
     }
 
     /// The partition.
@@ -201,6 +212,17 @@ impl ExtentStore {
         checksums: Checksums<'_>,
     ) -> Result<u64, StoreError> {
         append::append(self, id, offset, bytes, checksums)
+    }
+
+    /// Adds bytes of one block at the end of an extent that no replica has whole, so that what follows
+    /// them can be kept on more than one. The block reads as `Corrupt`, until a replica is found that
+    /// has it.
+    ///
+    /// # Errors
+    ///
+    /// `Invalid` unless the bytes are of one block; else as [`ExtentStore::append`].
+    pub fn append_lost(&self, id: ExtentId, offset: u64, length: u64) -> Result<u64, StoreError> {
+        append::append_lost(self, id, offset, length)
     }
 
     /// Adds freed blocks at the end of an extent: repair of a replica whose peers punched them.
@@ -544,7 +566,12 @@ impl ExtentStore {
         read_lock(&self.extents).get(&id).cloned()
     }
 
+    fn check_open(&self) -> Result<(), StoreError> {
+        if self.is_closed.load(Ordering::SeqCst) { Err(StoreError::Removed) } else { Ok(()) }
+    }
+
     fn extent(&self, id: ExtentId) -> Result<Arc<Extent>, StoreError> {
+        self.check_open()?;
         if let Some(extent) = self.present(id) {
             return Ok(extent);
         }
@@ -555,7 +582,7 @@ impl ExtentStore {
     /// The extent's file, opened if it is not.
     fn file(&self, extent: &Extent) -> Result<Arc<OpenFile>, StoreError> {
         let path = || extent_path(&self.directory, extent.id);
-        let opened = self.disk.open_file(self.partition, extent.id, path);
+        let opened = self.disk.open_file(self.number, extent.id, path);
         opened.map_err(|error| match error.kind() {
             // Removed by another thread since it was looked up.
             std::io::ErrorKind::NotFound if extent.check().is_err() => StoreError::Removed,
@@ -570,6 +597,12 @@ impl ExtentStore {
 
     fn all_extents(&self) -> Vec<Arc<Extent>> {
         read_lock(&self.extents).values().cloned().collect()
+    }
+}
+
+impl Drop for ExtentStore {
+    fn drop(&mut self) {
+        self.disk.close_files(self.number, *self.is_closed.get_mut());
     }
 }
 

@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
 
 use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
@@ -90,6 +91,8 @@ pub(super) fn open(
         partition,
         directory: directory.to_owned(),
         disk: Arc::clone(disk),
+        number: disk.number_store(),
+        is_closed: AtomicBool::new(false),
         extents: RwLock::new(BTreeMap::new()),
         freed: Mutex::new(loaded.log),
         entries: Entries::default(),

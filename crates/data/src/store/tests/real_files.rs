@@ -41,6 +41,70 @@ fn a_partition_survives_a_restart() {
     assert!(details.state.sealed && details.flushed == 250_000);
 }
 
+/// Simulation, seed 1023: a replica that was lost is made again in the same place, and its extents
+/// are filled: into the files that it has, not into those that its predecessor had open.
+#[test]
+fn a_partition_that_is_made_again_shares_no_open_file_with_its_predecessor() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("42");
+    let disk = StoreDisk::new(Arc::new(DiskFiles), StoreLimits::default());
+    let (former, _) = ExtentStore::open(&disk, &path, PARTITION).unwrap();
+    former.create_extent(new_extent(LARGE)).unwrap();
+    append(&former, &pattern(1, 10_000));
+    former.close();
+    std::fs::remove_dir_all(&path).unwrap();
+
+    let (store, _) = ExtentStore::open(&disk, &path, PARTITION).unwrap();
+    store.create_extent(new_extent(LARGE)).unwrap();
+    append(&store, &pattern(2, 10_000));
+    store.flush_all().unwrap();
+    // Whoever still works for the former one is told, and touches nothing.
+    let sums = checksums_of(&[0; 8]);
+    let late = former.append(LARGE, 10_000, &[0; 8], Checksums::of_payload(&sums));
+    assert!(matches!(late, Err(StoreError::Removed)), "{late:?}");
+    let late = former.create_extent(new_extent(ExtentId(9)));
+    assert!(matches!(late, Err(StoreError::Removed)), "{late:?}");
+    drop((former, store));
+    assert!(!disk.is_fenced());
+    assert_eq!(open(&path).read(LARGE, 0, 10_000).unwrap().bytes, pattern(2, 10_000));
+}
+
+/// Simulation, seeds 769 and 1367: what follows a block that no replica has whole was on one only.
+#[test]
+fn lost_bytes_are_kept_as_damaged_and_more_can_follow() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.create_extent(new_extent(LARGE)).unwrap();
+    append(&store, &pattern(1, 4_096 + 100));
+    assert!(store.append_lost(LARGE, 4_196, 4_096).is_err(), "more than one block");
+    store.append_lost(LARGE, 4_196, 3_996).unwrap();
+    append(&store, &pattern(2, 4_096));
+    store.append_lost(LARGE, 12_288, 4_096).unwrap();
+    store.append_lost(LARGE, 16_384, 10).unwrap();
+    store.seal(LARGE, 16_394).unwrap();
+    store.flush_all().unwrap();
+    let check = |store: &ExtentStore| {
+        assert_eq!(store.read(LARGE, 0, 4_096).unwrap().bytes, pattern(1, 4_096));
+        assert_eq!(store.read(LARGE, 8_192, 4_096).unwrap().bytes, pattern(2, 4_096));
+        for (offset, lost) in [(4_096, 1), (12_288, 3), (16_384, 4)] {
+            let read = store.read(LARGE, offset, 10);
+            assert!(
+                matches!(read, Err(StoreError::Corrupt { block }) if block == lost),
+                "{read:?}"
+            );
+        }
+    };
+    check(&store);
+    drop(store);
+    let disk = StoreDisk::new(Arc::new(DiskFiles), StoreLimits::default());
+    let (store, _) = ExtentStore::open(&disk, directory.path(), PARTITION).unwrap();
+    check(&store);
+    // A replica with the block is found after all.
+    let (block, sums) = (pattern(7, 4_096), checksums_of(&pattern(7, 4_096)));
+    store.repair_blocks(LARGE, 12_288, &block, Checksums::of_payload(&sums)).unwrap();
+    assert_eq!(store.read(LARGE, 12_288, 4_096).unwrap().bytes, block);
+}
+
 #[test]
 fn freeing_really_gives_blocks_back() {
     let directory = tempfile::tempdir().unwrap();
