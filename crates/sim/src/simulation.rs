@@ -20,7 +20,7 @@ use crate::history::SharedHistory;
 use crate::machine::Machine;
 use crate::nemesis::{Fault, Mend, Nemesis, Victims};
 use crate::network::{Ending, Wires};
-use crate::observer::{Observer, SharedWatch, Wanted};
+use crate::observer::{LOST, Observer, SharedWatch, Wanted};
 use crate::options::Options;
 use crate::random::Random;
 use crate::stalls::{self, Stalls};
@@ -83,6 +83,8 @@ pub(crate) struct Simulation {
     restarts: Vec<(u64, usize)>,
     /// Servers whose disk failed a call: out of service until an operator restarts them.
     failed_disks: BTreeSet<usize>,
+    /// Data servers that lost bytes at any time: to a power cut, to a failed disk, or to rot.
+    harmed: BTreeSet<usize>,
     order: Random,
     /// What the verifying clients said at their end.
     pub verified: String,
@@ -111,6 +113,7 @@ impl Simulation {
             next_client: 1,
             restarts: Vec::new(),
             failed_disks: BTreeSet::new(),
+            harmed: BTreeSet::new(),
             order: Random::new(options.seed, "order"),
             verified: String::new(),
             stalls: Stalls::default(),
@@ -186,9 +189,14 @@ impl Simulation {
         for place in 0..self.machines.len() {
             let Some(placed) = self.machines.get_mut(place) else { continue };
             let ended = placed.machine.step(self.now_ms);
+            let has_failed = std::mem::take(&mut placed.machine.disk().has_failed);
+            if has_failed {
+                self.unsynced_were_lost(place);
+            }
+            let Some(placed) = self.machines.get_mut(place) else { continue };
             if placed.machine.is_frozen() {
                 placed.machine.stop(Ending::Power);
-                self.power_was_cut(place);
+                self.unsynced_were_lost(place);
             } else if let Some(reason) = ended {
                 self.ended(place, &reason);
             }
@@ -210,10 +218,12 @@ impl Simulation {
         }
     }
 
-    fn power_was_cut(&mut self, place: usize) {
+    /// By a power cut, or with a disk that failed.
+    fn unsynced_were_lost(&mut self, place: usize) {
         if let Some(placed) = self.machines.get(place)
             && placed.part == Part::Data
         {
+            self.harmed.insert(place);
             self.history.borrow_mut().power_cut(placed.number as u32);
         }
     }
@@ -417,7 +427,7 @@ impl Simulation {
             Fault::FailedSync(place) => {
                 // What the disk drops then is lost as in a power cut.
                 self.order_failure(place, Ordered::FailSync);
-                self.power_was_cut(place);
+                self.unsynced_were_lost(place);
             }
             Fault::FullDisk(place) => {
                 if let Some(placed) = self.machines.get(place) {
@@ -475,7 +485,7 @@ impl Simulation {
         }
         placed.machine.stop(ending);
         if ending == Ending::Power {
-            self.power_was_cut(place);
+            self.unsynced_were_lost(place);
         }
     }
 
@@ -504,7 +514,8 @@ impl Simulation {
         self.failed_disks.insert(place);
     }
 
-    fn rot(&self, place: usize, names: &[&str]) {
+    fn rot(&mut self, place: usize, names: &[&str]) {
+        self.harmed.insert(place);
         let Some(placed) = self.machines.get(place) else { return };
         let hit = placed.machine.disk().rot(|path| is_below(path, names));
         trace::note(&format!("a bit flips: {hit:?}"));
@@ -581,6 +592,9 @@ impl Simulation {
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
+        if trace::has_error(LOST) && self.harmed.len() < 2 {
+            self.failed("no loss without two failures", LOST);
+        }
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }

@@ -166,6 +166,11 @@ impl Subscriber for LogLines {
     }
 }
 
+/// Whether a line of level ERROR with this text has come.
+pub(crate) fn has_error(text: &str) -> bool {
+    with(|trace| trace.errors.contains_key(text))
+}
+
 /// Panics of nodes are caught by their tasks; here they are remembered.
 pub(crate) fn catch_panics() {
     let print = std::panic::take_hook();

@@ -200,6 +200,11 @@ impl Disk {
         if self.is_fenced() {
             return;
         }
+        let is_gone = self.store_of(id).is_some_and(|store| store.states(&[extent]).is_empty());
+        if is_gone {
+            // Removed meanwhile, with what could not be overwritten.
+            return self.entry_applied(id, position, Some(extent), Ok(()));
+        }
         self.repair_then(id, extent, range, position.index, move |disk, repaired| {
             let Err(error) = repaired else {
                 return disk.entry_applied(id, position, Some(extent), Ok(()));

@@ -167,6 +167,9 @@ pub struct Platter {
     pub random: Random,
     /// Raised at each end of a life of the node: handles of older lives are dead.
     pub life: u64,
+    /// A write or a sync has failed: the node takes it out of service, and what was not flushed before
+    /// is lost. Reset by who looks.
+    pub has_failed: bool,
     /// Nothing works any more until the node is restarted.
     pub is_frozen: bool,
     /// As `is_frozen`, for the network: what the node sends from then on reaches nobody.
@@ -197,6 +200,7 @@ impl Platter {
             options,
             random,
             life: 0,
+            has_failed: false,
             is_frozen: false,
             halted: Arc::default(),
             freeze_after: None,
@@ -249,6 +253,7 @@ impl Platter {
     fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
         if self.takes_order(kind) {
             self.counts.errors += 1;
+            self.has_failed |= matches!(kind, Ordered::FailWrite | Ordered::FailSync);
             return Err(eio());
         }
         Ok(())
