@@ -113,7 +113,12 @@ impl DataClient {
             match landed {
                 Some(Ok(bytes)) => return Ok(bytes),
                 // The leader's word, as nobody else answers so when the leader is asked for.
-                Some(Err((trouble, true))) if trouble.answer() == Some(&DataError::NoExtent) => {
+                Some(Err((trouble, true)))
+                    if matches!(
+                        trouble.answer(),
+                        Some(DataError::NoExtent | DataError::Corrupt { .. })
+                    ) =>
+                {
                     return Err(trouble);
                 }
                 Some(Err((trouble, _))) => {

@@ -538,7 +538,15 @@ impl Disk {
         partition.repairing.insert((extent, block));
         let sources = partition.others(self.shared.node);
         tokio::task::spawn_local(async move {
-            match filling.repair(extent, block, &sources).await {
+            let repaired = filling.repair(extent, block, &sources).await;
+            let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
+            let note = move |disk: &mut Disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.note_lost(extent, block, is_lost);
+                }
+            };
+            filling.shared.ask_disk(filling.disk, note).await;
+            match repaired {
                 Ok(()) => tracing::info!(partition = %id, %extent, block, "block repaired"),
                 Err(error) => {
                     tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");

@@ -177,11 +177,25 @@ pub(crate) struct Partition {
     pub fetches: Rc<()>,
     /// Unpublished bytes that are asked about.
     pub offers: Offers,
+    /// Damaged blocks that no member has whole, by the last try to repair them.
+    pub lost: BTreeSet<(ExtentId, u64)>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
 }
 
+/// Lost blocks of a partition that are remembered.
+const LOST_MAX: usize = 4096;
+
 impl Partition {
+    /// What became of a repair: no member had the block whole, or not so.
+    pub fn note_lost(&mut self, extent: ExtentId, block: u64, is_lost: bool) {
+        if !is_lost {
+            self.lost.remove(&(extent, block));
+        } else if self.lost.len() < LOST_MAX {
+            self.lost.insert((extent, block));
+        }
+    }
+
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node
     /// ceased to be the primary is found by the comparison with which the new epoch begins.
     pub fn align_later(&mut self, node: NodeId, extent: ExtentId) {

@@ -82,7 +82,7 @@ impl Disk {
                 // The lease counts when the answer leaves, not when it was computed.
                 let result = match disk.check_lease(read.partition) {
                     Ok(()) if disk.is_hindered(&read) => Err(DataError::Busy),
-                    Ok(()) => disk.judge(&read, result),
+                    Ok(()) => disk.judge(&read, result).map_err(|error| disk.repairs(&read, error)),
                     Err(error) => Err(error),
                 };
                 answer_read(reply, result, arrived_us);
@@ -144,6 +144,20 @@ impl Disk {
             self.note_damage(read.partition, read.extent, &error);
             self.lost_or(read.partition, read.extent, end, error)
         })
+    }
+
+    /// What a reader is told of a damaged block that nobody else may read to him: to wait for the repair
+    /// that has just begun, unless one has found that no member has the block.
+    fn repairs(&self, read: &Read, error: DataError) -> DataError {
+        match error {
+            DataError::Corrupt { block }
+                if !(self.partitions.get(&read.partition))
+                    .is_some_and(|partition| partition.lost.contains(&(read.extent, block))) =>
+            {
+                DataError::Busy
+            }
+            error => error,
+        }
     }
 
     /// A damaged block is repaired from another replica, whoever found it.

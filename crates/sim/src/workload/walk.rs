@@ -6,9 +6,10 @@ use milpa_client::{Client, ClientConfig, FsError, OpenFlags};
 use milpa_model::content::Reader;
 use milpa_model::dentry::Call;
 use milpa_model::tree::Tree;
-use milpa_types::{Attributes, FileKind, InodeId, Name};
+use milpa_types::{Attributes, DataError, FileKind, InodeId, Name};
 
 use crate::history::SharedHistory;
+use crate::observer::LOST;
 use crate::trace;
 
 /// Bytes asked for at once.
@@ -48,6 +49,11 @@ async fn read_all(client: &Client, inode: InodeId) -> Result<Vec<u8>, FsError> {
     Ok(bytes)
 }
 
+/// Whether these are bytes that a data node has said to be on no replica any more.
+fn is_lost(error: &FsError) -> bool {
+    matches!(error, FsError::Data(DataError::Corrupt { .. })) && trace::has_error(LOST)
+}
+
 /// Walks everything, reads every file and judges what it finds.
 pub(crate) async fn verify(config: ClientConfig, number: u32, history: SharedHistory) -> String {
     let client = match Client::connect(config).await {
@@ -81,7 +87,10 @@ async fn walk(client: &Client, number: u32, history: &SharedHistory) -> Result<S
                 FileKind::Directory => directories.push(attributes.inode),
                 FileKind::File => {
                     let opened = history.borrow_mut().moment();
-                    let content = read_all(client, attributes.inode).await?;
+                    let content = match read_all(client, attributes.inode).await {
+                        Err(error) if is_lost(&error) => continue,
+                        read => read?,
+                    };
                     (files, bytes) = (files + 1, bytes + content.len());
                     judge_file(history, number, opened, attributes.inode, &content);
                     let problem = size_problem(client, &attributes, content.len() as u64).await?;
