@@ -148,7 +148,15 @@ fn print_most(title: &str, lines: &BTreeMap<String, u64>) {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let started = Instant::now();
-    let mut tally = load(&arguments);
+    // Before the first seed: hours of work would be in no tally.
+    let kept = load(&arguments).and_then(|tally| save(&arguments, &tally).map(|()| tally));
+    let mut tally = match kept {
+        Ok(tally) => tally,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            return ExitCode::from(2);
+        }
+    };
     let (first, end) = match (arguments.seed, arguments.seeds) {
         (Some(seed), _) => (seed, seed + 1),
         (None, Some(range)) => range,
@@ -180,7 +188,9 @@ fn main() -> ExitCode {
                     }
                     if let Ok(mut tally) = shared.lock() {
                         tally.add(&outcome);
-                        save(&arguments, &tally);
+                        if let Err(problem) = save(&arguments, &tally) {
+                            eprintln!("error: {problem}");
+                        }
                     }
                 }
             });
@@ -215,19 +225,24 @@ fn run_one(seed: u64, arguments: &Arguments) -> Outcome {
     outcome
 }
 
-fn load(arguments: &Arguments) -> Tally {
-    let text = arguments.tally.as_ref().and_then(|path| std::fs::read_to_string(path).ok());
-    text.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default()
+/// What earlier runs have counted.
+fn load(arguments: &Arguments) -> Result<Tally, String> {
+    let Some(path) = &arguments.tally else { return Ok(Tally::default()) };
+    let text = match std::fs::read_to_string(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Tally::default()),
+        Err(error) => return Err(format!("cannot read the tally {}: {error}", path.display())),
+    };
+    let tally = serde_json::from_str(&text);
+    tally.map_err(|error| format!("{} is not a tally: {error}", path.display()))
 }
 
-fn save(arguments: &Arguments, tally: &Tally) {
-    let Some(path) = &arguments.tally else { return };
+fn save(arguments: &Arguments, tally: &Tally) -> Result<(), String> {
+    let Some(path) = &arguments.tally else { return Ok(()) };
     let fresh = path.with_extension("new");
-    let written = serde_json::to_string_pretty(tally)
+    serde_json::to_string_pretty(tally)
         .map_err(std::io::Error::other)
         .and_then(|text| std::fs::write(&fresh, text))
-        .and_then(|()| std::fs::rename(&fresh, path));
-    if let Err(error) = written {
-        eprintln!("cannot keep the tally in {}: {error}", path.display());
-    }
+        .and_then(|()| std::fs::rename(&fresh, path))
+        .map_err(|error| format!("cannot keep the tally in {}: {error}", path.display()))
 }

@@ -82,7 +82,10 @@ impl Metrics {
             repaired_blocks: counter("milpa_data_blocks_repaired", "Blocks repaired from a peer"),
             fetched_bytes: counter("milpa_data_fetched_bytes", "Bytes fetched from other replicas"),
             broken_extents: counter("milpa_data_extents_broken", "Extents ended by a failure"),
-            lost_bytes: counter("milpa_data_lost_bytes", "Bytes that no replica has: never flushed when power failed everywhere, or damaged on all"),
+            lost_bytes: counter(
+                "milpa_data_lost_bytes",
+                "Bytes that no replica has: never flushed when power failed everywhere, or damaged on all",
+            ),
             unaligned: gauge("milpa_data_extents_unaligned", "Extents that wait for alignment"),
             queue_depth: gauge("milpa_data_disk_queue_depth", "Jobs of the disk threads"),
             busy: counter("milpa_data_busy", "Requests refused because a queue was full"),

@@ -131,7 +131,7 @@ fn members(bed: &Testbed) -> usize {
 
 /// Rounds of killing everything; `make crash` runs 20.
 fn rounds() -> u64 {
-    std::env::var("MILPA_CRASH_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(2)
+    crate::from_environment("MILPA_CRASH_ROUNDS").unwrap_or(2)
 }
 
 #[test]

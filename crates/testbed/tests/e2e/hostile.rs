@@ -273,8 +273,7 @@ fn memory(bed: &Testbed) -> BTreeMap<String, (Option<i32>, u64)> {
 
 /// How long, and whether the writer has to show progress between two looks.
 fn seconds() -> u64 {
-    let given = std::env::var("MILPA_HOSTILE_SECONDS").ok();
-    given.and_then(|given| given.parse().ok()).unwrap_or(8)
+    crate::from_environment("MILPA_HOSTILE_SECONDS").unwrap_or(8)
 }
 
 #[test]

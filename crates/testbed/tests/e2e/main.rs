@@ -19,7 +19,9 @@ mod space;
 
 use milpa_testbed::load::{pattern, write_synced};
 
-/// A number from the environment.
+/// A number from the environment. Anything else there is not what was meant: the test says so.
 fn from_environment(name: &str) -> Option<u64> {
-    std::env::var(name).ok().and_then(|value| value.parse().ok())
+    let value = std::env::var(name).ok()?;
+    let number = value.parse();
+    Some(number.unwrap_or_else(|_| panic!("{name} is a whole number, and not {value:?}")))
 }
