@@ -448,7 +448,7 @@ impl Disk {
     fn seal_everywhere(&mut self, id: PartitionId, extent: ExtentId, length: u64) {
         let Some(partition) = self.partitions.get(&id) else { return };
         let (store, epoch) = (Arc::clone(&partition.store), partition.configuration.epoch);
-        let members = partition.configuration.members.clone();
+        let holders: Vec<NodeId> = partition.configuration.holders().collect();
         let owner = store.states(&[extent]).first().map(|state| (state.inode, state.session));
         let (inode, session) = owner.unwrap_or_default();
         let new = NewExtent { id: extent, epoch, inode, session };
@@ -464,7 +464,8 @@ impl Disk {
                 }
             },
         );
-        for member in members.into_iter().filter(|member| *member != self.shared.node) {
+        // A learner gets the bytes now: it becomes a member by what the last comparison has found.
+        for member in holders.into_iter().filter(|member| *member != self.shared.node) {
             self.post_seal(id, new, length, member);
         }
     }

@@ -85,6 +85,8 @@ impl Disk {
             members = ?configuration.members, primary = %configuration.primary, "configuration");
         partition.configuration = configuration.clone();
         partition.marked_everywhere.clear();
+        // Other members may have what those of before did not.
+        partition.lost.clear();
         let (mut appends, mut backups) = (Vec::new(), Vec::new());
         partition.primary.configure(configuration.clone(), &mut appends);
         partition.backup.configure(configuration.clone(), &mut backups);

@@ -120,30 +120,46 @@ impl Filling {
             return self.fetch_from_any(extent, held, before, &[source], 0).await;
         }
         let length = wanted.min(BLOCK_BYTES - held % BLOCK_BYTES);
-        let (partition, node) = (self.partition, self.shared.node);
-        let members = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.others(node));
-        let members = self.shared.ask_disk(self.disk, members).await.flatten();
-        let members = members.ok_or(DataError::WrongPartition)?;
+        self.fetch_or_lose(extent, (held, length), source, 0).await
+    }
+
+    /// Bytes of one block that are damaged at the source: from another member, or the word that they are
+    /// lost. `Doubtful` while that is not known: a member may have them, or take for right what a crash
+    /// left of them.
+    async fn fetch_or_lose(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        source: NodeId,
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let members = self.other_members().await?;
         // Before they are asked: an overwrite may make the block whole meanwhile.
-        let fence = self.fence(extent, 0).await?;
+        let fence = self.fence(extent, applied).await?;
         let mut is_lost = members.contains(&source);
         for member in members {
-            match self.fetch(extent, held, length, member, 0).await {
+            match self.fetch(extent, offset, length, member, applied).await {
                 Ok(chunk) => return Ok(chunk),
                 Err(DataError::Corrupt { .. }) => {}
                 Err(DataError::NotHere | DataError::NoExtent) if member != source => {}
-                // It may have the block, or take for right what a crash left of it.
                 Err(_) => is_lost = false,
             }
         }
         if !is_lost {
-            return Err(DataError::Doubtful { block });
+            return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
         }
         Metrics::get().lost_bytes.inc_by(length);
-        tracing::error!(partition = %self.partition, %extent, offset = held, length,
+        tracing::error!(partition = %self.partition, %extent, offset, length,
             "bytes are damaged on every replica; the others of the extent are copied");
         let (bytes, checksums) = (Bytes::new(), Vec::new());
         Ok(Chunk { hole: 0, bytes, checksums, lost: length, fence })
+    }
+
+    async fn other_members(&self) -> Result<Vec<NodeId>, DataError> {
+        let (partition, node) = (self.partition, self.shared.node);
+        let members = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.others(node));
+        let members = self.shared.ask_disk(self.disk, members).await.flatten();
+        members.ok_or(DataError::WrongPartition)
     }
 
     /// An extent that is read at the leader there is read at the leader here too: before there is
@@ -212,6 +228,41 @@ impl Filling {
         Ok(())
     }
 
+    /// As [`replace`](Filling::replace), of a whole extent by those of the leader as of a log index. A block
+    /// that no member has whole is damaged here too: what was here may lack overwrites.
+    pub async fn replace_all(
+        &self,
+        extent: ExtentId,
+        length: u64,
+        leader: NodeId,
+        applied: u64,
+    ) -> Result<(), DataError> {
+        let mut from = 0;
+        while from < length {
+            let rest = (from, length - from);
+            let block = match self.replace(extent, rest, &[leader], applied).await {
+                Err(DataError::Doubtful { block }) => block,
+                replaced => return replaced,
+            };
+            let damaged = block.saturating_mul(BLOCK_BYTES);
+            if damaged > from {
+                let before = (from, damaged - from);
+                self.replace(extent, before, &[leader], applied).await?;
+            }
+            let place = (damaged, BLOCK_BYTES.min(length.saturating_sub(damaged)));
+            let chunk = self.fetch_or_lose(extent, place, leader, applied).await?;
+            let fence = chunk.fence;
+            let land = move |store: &ExtentStore| match chunk.lost {
+                0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk),
+                _ => store.distrust(extent, block),
+            };
+            // None: an overwrite came between; the block is looked at again.
+            let landed = self.unless_overwritten(extent, fence, land).await?;
+            from = if landed.is_some() { damaged + BLOCK_BYTES } else { damaged };
+        }
+        Ok(())
+    }
+
     /// Makes a damaged block whole again: from another member, or, if none has it whole, by accepting
     /// what a crash left of it here.
     async fn repair(
@@ -264,7 +315,7 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
-        let (mut without, mut damaged) = (0, offset / BLOCK_BYTES);
+        let (mut without, mut gone, mut damaged) = (0, 0, offset / BLOCK_BYTES);
         for _ in 0..BEHIND_MAX {
             let mut behind = Vec::new();
             for source in left {
@@ -283,6 +334,7 @@ impl Filling {
                                 | DataError::NoExtent
                         );
                         without += usize::from(has_it_not);
+                        gone += usize::from(error == DataError::NoExtent);
                         if let DataError::Corrupt { block } | DataError::Doubtful { block } = error
                         {
                             damaged = block;
@@ -292,7 +344,7 @@ impl Filling {
                 }
             }
             if behind.is_empty() {
-                let is_nowhere = without == sources.len();
+                let is_nowhere = without == sources.len() && gone < sources.len();
                 let nowhere = DataError::Doubtful { block: damaged };
                 return Err(if is_nowhere { nowhere } else { last });
             }

@@ -29,6 +29,14 @@ const MARK_PAUSE: Duration = Duration::from_millis(5);
 /// Between tries to get from another replica what an overwrite could not do here.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 
+/// An overwrite that came out of the log.
+struct CommittedOverwrite {
+    extent: ExtentId,
+    offset: u64,
+    bytes: Bytes,
+    checksums: Vec<u32>,
+}
+
 /// How applying an overwrite went on a disk thread.
 enum Applied {
     /// The bytes are on the extent, or the extent is gone. These blocks are to be repaired.
@@ -134,8 +142,8 @@ impl Disk {
             Payload::Data(data) => match decode_entry(&data) {
                 Some((EntryHead::Overwrite { extent, offset, checksums }, bytes)) => {
                     partition.applying.borrow_mut().begin(index, Some(extent));
-                    let place = (extent, offset);
-                    return self.apply_overwrite(id, entry.position, place, bytes, checksums);
+                    let it = CommittedOverwrite { extent, offset, bytes, checksums };
+                    return self.apply_overwrite(id, entry.position, it);
                 }
                 Some((EntryHead::Configure(configuration), _)) => Some(configuration),
                 None => {
@@ -151,24 +159,21 @@ impl Disk {
         }
     }
 
-    fn apply_overwrite(
-        &mut self,
-        id: PartitionId,
-        position: LogPosition,
-        (extent, offset): (ExtentId, u64),
-        bytes: Bytes,
-        checksums: Vec<u32>,
-    ) {
+    fn apply_overwrite(&mut self, id: PartitionId, position: LogPosition, it: CommittedOverwrite) {
         let Some(partition) = self.partitions.get(&id) else { return };
         let store = Arc::clone(&partition.store);
         let repeated = position.index <= partition.repeated_until;
         let overwriting = if repeated { Overwriting::Repeated } else { Overwriting::New };
-        let length = bytes.len() as u64;
+        let extent = it.extent;
         self.workers.ordered(
             (id, extent),
-            move || apply(&store, extent, offset, &bytes, &checksums, overwriting),
-            move |disk, applied| match applied {
+            move || (apply(&store, &it, overwriting), it),
+            move |disk, (applied, it)| match applied {
                 Applied::Done(damaged) => {
+                    if let Some(partition) = disk.partitions.get_mut(&id) {
+                        // It may be whole now, and rot again.
+                        partition.lost.retain(|(lost, _)| *lost != extent);
+                    }
                     disk.entry_applied(id, position, Some(extent), Ok(()));
                     // One that finds no place is found again by who reads it, and by the scrub.
                     for block in damaged {
@@ -179,7 +184,7 @@ impl Disk {
                     if let Some(partition) = disk.partitions.get(&id) {
                         partition.applying.borrow_mut().hinder(position.index, extent);
                     }
-                    disk.repair_until_done(id, position, extent, (offset, length));
+                    disk.repair_until_done(id, position, it);
                 }
                 // The fence is up: everybody is told elsewhere, and the log keeps the entry.
                 Applied::Failed => {}
@@ -194,17 +199,9 @@ impl Disk {
         &mut self,
         id: PartitionId,
         position: LogPosition,
-        extent: ExtentId,
-        range: (u64, u64),
+        it: CommittedOverwrite,
     ) {
-        if self.is_fenced() {
-            return;
-        }
-        let is_gone = self.store_of(id).is_some_and(|store| store.states(&[extent]).is_empty());
-        if is_gone {
-            // Removed meanwhile, with what could not be overwritten.
-            return self.entry_applied(id, position, Some(extent), Ok(()));
-        }
+        let (extent, range) = (it.extent, (it.offset, it.bytes.len() as u64));
         self.repair_then(id, extent, range, position.index, move |disk, repaired| {
             let Err(error) = repaired else {
                 return disk.entry_applied(id, position, Some(extent), Ok(()));
@@ -213,10 +210,28 @@ impl Disk {
             let (shared, index) = (Rc::clone(&disk.shared), disk.index);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(REPAIR_PAUSE).await;
-                let again = move |disk: &mut Disk| disk.repair_until_done(id, position, extent, range);
+                let again = move |disk: &mut Disk| disk.overwrite_again(id, position, it);
                 shared.ask_disk(index, again).await;
             });
         });
+    }
+
+    /// What hindered an overwrite may be over, at all replicas that wait for each other: it is tried
+    /// here again, unless a later one of the extent has been.
+    fn overwrite_again(&mut self, id: PartitionId, position: LogPosition, it: CommittedOverwrite) {
+        if self.is_fenced() {
+            return;
+        }
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let is_last = partition.applying.borrow().last_of(it.extent) == position.index;
+        if partition.store.states(&[it.extent]).is_empty() {
+            // Removed meanwhile, with what could not be overwritten.
+            self.entry_applied(id, position, Some(it.extent), Ok(()));
+        } else if is_last {
+            self.apply_overwrite(id, position, it);
+        } else {
+            self.repair_until_done(id, position, it);
+        }
     }
 
     /// An entry has had its effect here (or, with an error, could not have it on this extent).
@@ -377,14 +392,9 @@ impl Disk {
 
 /// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
 /// it: those are fetched only from replicas that have applied at least as much of the log.
-fn apply(
-    store: &ExtentStore,
-    extent: ExtentId,
-    offset: u64,
-    bytes: &Bytes,
-    checksums: &[u32],
-    overwriting: Overwriting,
-) -> Applied {
+fn apply(store: &ExtentStore, it: &CommittedOverwrite, overwriting: Overwriting) -> Applied {
+    let CommittedOverwrite { extent, offset, bytes, checksums } = it;
+    let (extent, offset) = (*extent, *offset);
     let whole = Checksums::of_payload(checksums);
     let once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {
@@ -399,7 +409,9 @@ fn apply(
     };
     match result {
         Ok(damaged) => Applied::Done(damaged),
-        Err(StoreError::NoExtent | StoreError::Removed) => Applied::Done(Vec::new()),
+        Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
+            Applied::Done(Vec::new())
+        }
         // In place needs no space but for a mark.
         Err(
             StoreError::ReadFailed { .. }

@@ -191,9 +191,12 @@ impl Partition {
     pub fn note_lost(&mut self, extent: ExtentId, block: u64, is_lost: bool) {
         if !is_lost {
             self.lost.remove(&(extent, block));
-        } else if self.lost.len() < LOST_MAX {
-            self.lost.insert((extent, block));
+            return;
         }
+        if self.lost.len() >= LOST_MAX {
+            self.lost.pop_first();
+        }
+        self.lost.insert((extent, block));
     }
 
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node

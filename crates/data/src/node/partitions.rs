@@ -255,6 +255,9 @@ impl Disk {
             // A state that is being written would come back after its file was removed.
             return self.save_state(id, Box::new(move |disk| disk.wipe_replica(id, then)));
         }
+        if !self.wiping.insert(id) {
+            return then(self, None);
+        }
         self.driver.multi.remove_group(id);
         self.shared.routes.borrow_mut().remove(&id);
         let store = self.partitions.remove(&id).map(|partition| {
@@ -262,7 +265,6 @@ impl Disk {
             partition.store.close();
             partition.store
         });
-        self.wiping.insert(id);
         let (states, extents) = (self.states.clone(), self.extents.clone());
         let (shared, disk) = (Rc::clone(&self.shared), self.index);
         tokio::task::spawn_local(async move {

@@ -128,7 +128,7 @@ async fn copy_extent(
         Err(StoreError::NoExtent | StoreError::Removed) => return Ok(()),
         Err(error) => return Err(error.into()),
     }
-    match filling.replace(extent, (0, state.length), &[leader], index).await {
+    match filling.replace_all(extent, state.length, leader, index).await {
         // Removed at the leader meanwhile.
         Err(DataError::NotHere | DataError::NoExtent) => Ok(()),
         Err(error) => {

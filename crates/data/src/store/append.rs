@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 use super::checksums::{extend_crc, pieces};
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
-use super::format::{BLOCK, Place, Slot, slot_offset};
+use super::format::{BLOCK, Place, Slot, damaged, slot_offset};
 use super::freed_log::Record;
 use super::{Checksums, ExtentStore, StoreError, lock, seal};
 
@@ -70,7 +70,7 @@ pub(super) fn append_lost(
     seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
 
     let block = offset / BLOCK_BYTES;
-    let crc = !extend_crc(tail_crc, zeros);
+    let crc = damaged(extend_crc(if within == 0 { 0 } else { tail_crc }, zeros));
     let slot = Slot::Live { crc, length: (within + zeros.len()) as u16 };
     let raw = slot.encode(extent.place, block).to_le_bytes();
     write(store, &file, offset, zeros, &raw, &mut writer)?;

@@ -14,6 +14,9 @@ pub enum StoreError {
     /// The extent was removed; its id never comes back.
     #[error("extent was removed")]
     Removed,
+    /// The partition is being deleted: nothing is known here of any extent any more.
+    #[error("the partition is being deleted")]
+    Closed,
     /// An extent of this id exists.
     #[error("extent exists")]
     Exists,
@@ -57,7 +60,7 @@ pub enum StoreError {
     /// The disk could not read. As with [`StoreError::Corrupt`], another replica can.
     #[error("cannot read block {block}")]
     ReadFailed {
-        /// First block of the read.
+        /// Index of the block within the extent.
         block: u64,
         /// Why.
         #[source]
@@ -86,6 +89,7 @@ impl From<StoreError> for DataError {
     fn from(error: StoreError) -> DataError {
         match error {
             StoreError::NoExtent | StoreError::Removed => DataError::NoExtent,
+            StoreError::Closed => DataError::WrongPartition,
             StoreError::OutOfOrder { expected } => DataError::OutOfOrder { expected },
             StoreError::Full { length } | StoreError::Sealed { length } => {
                 DataError::Sealed { length }

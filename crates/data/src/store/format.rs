@@ -80,7 +80,8 @@
 //!   as they are (they were rewritten with the values they had, so a torn page holds them either way).
 //!   But a block with rot in those bytes looks the same, so such a block is *doubtful*: its checksum is
 //!   written changed ([`doubtful`]), it is not served, and comes from another replica. If no replica
-//!   has it whole (power failed everywhere), it is accepted.
+//!   has it whole (power failed everywhere), it is accepted. One that is known to be damaged, and not by a crash, is kept
+//!   under another changed checksum ([`damaged`]), and never accepted.
 
 use milpa_types::{
     BLOCK_BYTES, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, PartitionId, SessionId,
@@ -139,6 +140,12 @@ impl Place {
 /// The checksum under which a doubtful block is kept: never that of its bytes.
 pub(super) fn doubtful(crc: u32) -> u32 {
     crc ^ 0x5d0b_7ed1
+}
+
+/// The checksum under which a block is kept that is known to be damaged: never that of its bytes, and
+/// not what a crash could have left.
+pub(super) fn damaged(crc: u32) -> u32 {
+    crc ^ 0x21c6_94be
 }
 
 /// What a checksum slot says.

@@ -176,8 +176,8 @@ impl ExtentStore {
     }
 
     /// Ends the use of the store, as its partition is deleted: whoever still has it, and calls it
-    /// later, finds everything removed, and does not touch the files of the partition that is
-    /// made anew at the same place.
+    /// later, is refused, and does not touch the files of the partition that is made anew at the same
+    /// place. Not with `Removed`: that word is passed on to the other members.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
     }
@@ -320,6 +320,15 @@ impl ExtentStore {
     /// `Corrupt` if it is damaged; `Shorter`, `ReadFailed`, `NoExtent`, `Removed`, `DiskFailed`.
     pub fn accept_doubtful(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
         overwrite::accept_doubtful(self, id, block)
+    }
+
+    /// Takes a block for damaged from now on, whatever its checksum says. Its bytes stay on the disk.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::accept_doubtful`].
+    pub fn distrust(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
+        overwrite::distrust(self, id, block)
     }
 
     /// Marks an extent overwritten, durably, so that its reads go to the leader (DESIGN.md
@@ -486,10 +495,10 @@ impl ExtentStore {
     pub fn freed(&self, ids: &[ExtentId], limit: usize) -> Vec<Freed> {
         let mut freed = Vec::new();
         for extent in ids.iter().copied() {
-            let ranges: Vec<(u64, u64)> = match self.extent(extent) {
-                Ok(present) => present.state().dead.iter().take(limit).collect(),
-                Err(StoreError::Removed) => vec![(0, u64::MAX)],
-                Err(_) => lock(&self.freed)
+            let ranges: Vec<(u64, u64)> = match self.present(extent) {
+                Some(present) => present.state().dead.iter().take(limit).collect(),
+                None if self.is_removed(extent) => vec![(0, u64::MAX)],
+                None => lock(&self.freed)
                     .absent(extent)
                     .into_iter()
                     .flat_map(ranges::Ranges::iter)
@@ -567,7 +576,7 @@ impl ExtentStore {
     }
 
     fn check_open(&self) -> Result<(), StoreError> {
-        if self.is_closed.load(Ordering::SeqCst) { Err(StoreError::Removed) } else { Ok(()) }
+        if self.is_closed.load(Ordering::SeqCst) { Err(StoreError::Closed) } else { Ok(()) }
     }
 
     fn extent(&self, id: ExtentId) -> Result<Arc<Extent>, StoreError> {
@@ -586,6 +595,7 @@ impl ExtentStore {
         opened.map_err(|error| match error.kind() {
             // Removed by another thread since it was looked up.
             std::io::ErrorKind::NotFound if extent.check().is_err() => StoreError::Removed,
+            std::io::ErrorKind::NotFound if self.check_open().is_err() => StoreError::Closed,
             _ => self.disk.open_failed(&error),
         })
     }

@@ -8,7 +8,7 @@ use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
-use super::format::{BLOCK, Slot, block_count, doubtful, slot_offset};
+use super::format::{BLOCK, Slot, block_count, damaged, doubtful, slot_offset};
 use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock};
 
 /// New bytes and where they go.
@@ -142,6 +142,29 @@ pub(super) fn accept_doubtful(
     id: ExtentId,
     block: u64,
 ) -> Result<(), StoreError> {
+    judge_block(store, id, block, |slot, bytes| {
+        if !read::is_doubtful(slot, bytes) {
+            let is_whole = read::serve(slot, &mut bytes.to_vec()).is_some();
+            return if is_whole { Ok(None) } else { Err(StoreError::Corrupt { block }) };
+        }
+        tracing::warn!(extent = id.0, block, "accepted a block that no replica has whole");
+        Ok(Some(crc32c(bytes)))
+    })
+}
+
+pub(super) fn distrust(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
+    judge_block(store, id, block, |slot, bytes| {
+        Ok((!matches!(slot, Slot::Freed { .. })).then(|| damaged(crc32c(bytes))))
+    })
+}
+
+/// Gives a block the checksum that is found for what its slot says and the disk holds; none: it stays.
+fn judge_block(
+    store: &ExtentStore,
+    id: ExtentId,
+    block: u64,
+    find: impl FnOnce(Slot, &[u8]) -> Result<Option<u32>, StoreError>,
+) -> Result<(), StoreError> {
     let extent = store.extent(id)?;
     store.disk.check()?;
     let file = store.file(&extent)?;
@@ -155,20 +178,15 @@ pub(super) fn accept_doubtful(
     let mut bytes = Vec::new();
     let slots = read::read_blocks(store, &extent, &file, block, 1, &mut bytes)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
-    if !read::is_doubtful(slot, &bytes) {
-        return read::serve(slot, &mut bytes).ok_or(StoreError::Corrupt { block });
-    }
-    let crc = crc32c(&bytes);
-    let accepted = Slot::Live { crc, length: bytes.len() as u16 };
-    let raw = accepted.encode(extent.place, block).to_le_bytes();
-    extent.state().writes += 1;
+    let Some(crc) = find(slot, &bytes)? else { return Ok(()) };
+    let judged = Slot::Live { crc, length: bytes.len() as u16 };
+    let raw = judged.encode(extent.place, block).to_le_bytes();
     let written = file.write_at(&raw, slot_offset(block));
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
     extent.slots_written(&store.disk, block, &raw, false);
     if (block + 1) * BLOCK_BYTES > length {
         extent.state().tail_crc = crc;
     }
-    tracing::warn!(extent = id.0, block, "accepted a block that no replica has whole");
     Ok(())
 }
 
@@ -271,6 +289,10 @@ fn patched(
         return Err(StoreError::Corrupt { block });
     }
     debug_assert!(bytes.len() <= BLOCK, "one block was read");
+    // Somebody knew that it was damaged, and said so in the checksum.
+    let says_damaged =
+        |bytes: &[u8]| matches!(slot, Slot::Live { crc, .. } if crc == damaged(crc32c(bytes)));
+    let was_damaged = says_damaged(&bytes);
     let within = (start - block_start) as usize;
     let target = bytes.get_mut(within..within + piece.len());
     target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
@@ -279,7 +301,9 @@ fn patched(
     if was_whole || slot == (Slot::Live { crc, length }) {
         return Ok((crc, length, true));
     }
-    let is_doubtful = was_doubtful || patch.unverified == Unverified::Doubtful;
+    let may_be_torn = patch.unverified == Unverified::Doubtful;
+    let is_damaged = was_damaged || says_damaged(&bytes);
+    let is_doubtful = was_doubtful || (may_be_torn && !is_damaged);
     if !was_doubtful {
         tracing::info!(
             extent = extent.id.0,
@@ -288,5 +312,5 @@ fn patched(
             "an overwrite found a damaged block"
         );
     }
-    Ok((if is_doubtful { doubtful(crc) } else { !crc }, length, false))
+    Ok((if is_doubtful { doubtful(crc) } else { damaged(crc) }, length, false))
 }

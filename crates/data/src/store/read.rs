@@ -103,6 +103,15 @@ fn read_range(
     Ok(StoredBytes { bytes: whole.slice(start..start + length), checksums })
 }
 
+/// Finds out which block it is that the disk cannot read: that one is to be repaired, and no other.
+fn read_one_by_one(file: &OpenFile, first: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
+    for (block, bytes) in (first..).zip(buffer.chunks_mut(BLOCK)) {
+        let read = file.read_at(bytes, block * BLOCK_BYTES);
+        read.map_err(|source| StoreError::ReadFailed { block, source })?;
+    }
+    Ok(())
+}
+
 /// Reads blocks, not yet verified, and what is known of them.
 pub(super) fn read_blocks(
     store: &ExtentStore,
@@ -139,7 +148,10 @@ pub(super) fn read_blocks(
     }
     let end = length.min((first + count) * BLOCK_BYTES);
     buffer.resize(end.saturating_sub(first * BLOCK_BYTES) as usize, 0);
-    file.read_at(buffer, first * BLOCK_BYTES).map_err(failed)?;
+    match file.read_at(buffer, first * BLOCK_BYTES) {
+        Err(_) if count > 1 => read_one_by_one(file, first, buffer)?,
+        read => read.map_err(failed)?,
+    }
     Ok(slots)
 }
 

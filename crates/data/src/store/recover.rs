@@ -18,8 +18,8 @@ use super::disk::StoreDisk;
 use super::extent::{Entries, Extent, ExtentParts, State};
 use super::files::StoreFile;
 use super::format::{
-    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot, doubtful,
-    slot_offset, u32_at, u64_at,
+    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot, damaged,
+    doubtful, slot_offset, u32_at, u64_at,
 };
 use super::freed_log::FreedLog;
 use super::ranges::Ranges;
@@ -362,15 +362,16 @@ impl Scan<'_> {
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;
-    /// the CRC is chosen not to match, so that they are not served. A doubtful block stays one.
+    /// the CRC is chosen not to match, so that they are not served. A block that was known to be doubtful or
+    /// damaged stays so.
     fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
         let block = floor / BLOCK_BYTES;
         let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
         self.file.read_at(&mut bytes, block * BLOCK_BYTES)?;
         prefix.length = floor;
         let crc = crc32c(&bytes);
-        let is_doubtful = self.tails(block).any(|tail| tail == (doubtful(crc), bytes.len()));
-        prefix.tail_crc = if is_doubtful { doubtful(crc) } else { !crc };
+        let is_noted = |noted: &u32| self.tails(block).any(|tail| tail == (*noted, bytes.len()));
+        prefix.tail_crc = [doubtful(crc), damaged(crc)].into_iter().find(is_noted).unwrap_or(!crc);
         prefix.damaged.push(block);
         Ok(())
     }

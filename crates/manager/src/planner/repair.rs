@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{Epoch, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::is_aligned;
+use super::health::{Place, data_place, is_aligned};
 use super::replace::{has_enough_members, surplus};
 use super::{Plan, View};
-use crate::core::{CommandV1, DataRecord};
+use crate::core::{CommandV1, DataRecord, TaskReason};
 
 /// The fewest members of a configuration.
 const MEMBERS_MIN: usize = 2;
@@ -118,7 +118,11 @@ fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
 fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let Configuration { members, learners, .. } = &record.configuration;
     let held = view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id));
-    !members.contains(&node) && (held || learners.contains(&node)) && can_serve(view, record, node)
+    !members.contains(&node)
+        && (held || learners.contains(&node))
+        && !has_lost_replica(view, node, record.id, record.created.contains(&node))
+        && !matches!(data_place(view, record, node), Place::Bad(TaskReason::DiskGone(..)))
+        && can_serve(view, record, node)
 }
 
 fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {

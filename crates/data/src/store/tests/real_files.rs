@@ -61,9 +61,10 @@ fn a_partition_that_is_made_again_shares_no_open_file_with_its_predecessor() {
     // Whoever still works for the former one is told, and touches nothing.
     let sums = checksums_of(&[0; 8]);
     let late = former.append(LARGE, 10_000, &[0; 8], Checksums::of_payload(&sums));
-    assert!(matches!(late, Err(StoreError::Removed)), "{late:?}");
+    assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
+    assert_eq!(former.freed(&[LARGE], 9), [], "nobody is told that it was removed");
     let late = former.create_extent(new_extent(ExtentId(9)));
-    assert!(matches!(late, Err(StoreError::Removed)), "{late:?}");
+    assert!(matches!(late, Err(StoreError::Closed)), "{late:?}");
     drop((former, store));
     assert!(!disk.is_fenced());
     assert_eq!(open(&path).read(LARGE, 0, 10_000).unwrap().bytes, pattern(2, 10_000));
@@ -103,6 +104,33 @@ fn lost_bytes_are_kept_as_damaged_and_more_can_follow() {
     let (block, sums) = (pattern(7, 4_096), checksums_of(&pattern(7, 4_096)));
     store.repair_blocks(LARGE, 12_288, &block, Checksums::of_payload(&sums)).unwrap();
     assert_eq!(store.read(LARGE, 12_288, 4_096).unwrap().bytes, block);
+}
+
+/// What nobody has whole is not taken for right because the log is repeated over a part of it.
+#[test]
+fn a_block_that_is_known_to_be_damaged_is_never_accepted() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.create_extent(new_extent(LARGE)).unwrap();
+    append(&store, &pattern(1, 4_096));
+    store.append_lost(LARGE, 4_096, 4_096).unwrap();
+    append(&store, &pattern(3, 4_096));
+    store.distrust(LARGE, 2).unwrap();
+    let part = pattern(9, 100);
+    let sums = checksums_of(&part);
+    let overwrite = |block: u64, how| {
+        let at = block * 4_096 + 50;
+        store.overwrite(LARGE, at, &part, Checksums::of_payload(&sums), how).unwrap()
+    };
+    for block in [1, 2] {
+        assert_eq!(overwrite(block, Overwriting::New), [block]);
+        assert_eq!(overwrite(block, Overwriting::Repeated), [block]);
+        let accepted = store.accept_doubtful(LARGE, block);
+        assert!(matches!(accepted, Err(StoreError::Corrupt { .. })), "{accepted:?}");
+        let read = store.read(LARGE, block * 4_096, 4_096);
+        assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{read:?}");
+    }
+    assert_eq!(store.read(LARGE, 0, 4_096).unwrap().bytes, pattern(1, 4_096));
 }
 
 #[test]

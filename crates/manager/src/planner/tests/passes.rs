@@ -151,6 +151,37 @@ fn a_replica_that_is_back_counts_when_it_has_every_byte_and_the_log() {
     assert_eq!(lacking(&mut world, (false, false)), (3, vec![]));
 }
 
+/// It would never be made again: a replica that is in the configuration must not come back blank.
+#[test]
+fn a_learner_that_has_lost_its_replica_is_made_again() {
+    let mut world = settled();
+    let back = NodeId(104);
+    world.down.insert(back);
+    world.wait(3000);
+    world.down.clear();
+    let unfilled = |world: &mut World| {
+        for report in world.data.values_mut().flat_map(|held| held.values_mut()) {
+            report.unaligned = 1;
+        }
+    };
+    for _ in 0..10 {
+        unfilled(&mut world);
+        world.pass();
+    }
+    assert_eq!(world.data_record(4).configuration.learners, [back]);
+    world.data.get_mut(&back).unwrap().clear();
+    for _ in 0..100 {
+        unfilled(&mut world);
+        world.pass();
+    }
+    assert!(world.data[&back].contains_key(&PartitionId(4)), "made again");
+    for report in world.data.values_mut().flat_map(|held| held.values_mut()) {
+        report.unaligned = 0;
+    }
+    world.wait(10_000);
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
+}
+
 #[test]
 fn no_configuration_falls_below_two_members() {
     let mut world = settled();
