@@ -17,6 +17,7 @@ pub(crate) mod decoding {
     pub(crate) use super::state::PartitionState;
 }
 mod disk;
+mod fetch;
 mod fill;
 mod freed;
 mod heartbeat;
@@ -29,6 +30,7 @@ mod partition;
 mod partitions;
 mod peers;
 mod reads;
+mod replace;
 mod requests;
 mod returned;
 mod scrubbing;

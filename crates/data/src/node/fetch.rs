@@ -1,0 +1,157 @@
+//! Bytes of other replicas: who has them, who is behind, and when nobody has them.
+//!
+//! A chunk is fetched only from a replica that has applied at least as much of the log as this
+//! one had when it asked ([`Chunk::fence`]).
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
+use milpa_wire::data::{DataAnswer, DataRequest};
+
+use super::disk::Disk;
+use super::fill::Filling;
+use super::metrics::Metrics;
+
+/// One fetch may take this long.
+pub(super) const FETCH_WAIT: Duration = Duration::from_secs(10);
+/// A source that is behind is asked again after this pause, and so many times.
+const BEHIND_PAUSE: Duration = Duration::from_millis(50);
+const BEHIND_MAX: u32 = 200;
+
+/// A chunk on its way from another replica to its place.
+pub(super) struct Chunk {
+    pub hole: u64,
+    pub bytes: Bytes,
+    pub checksums: Vec<u32>,
+    /// Bytes, of one block, that no member has whole: they take the place of `bytes`.
+    pub lost: u64,
+    /// What this replica had applied when it asked.
+    pub fence: u64,
+}
+
+impl Filling {
+    /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
+    /// `Doubtful` if all have answered and none has the bytes whole, so that this node may accept what a
+    /// crash left here: of those who are in doubt the lowest goes first, and the others wait for it.
+    pub(super) async fn fetch_from_any(
+        &self,
+        extent: ExtentId,
+        offset: u64,
+        length: u64,
+        sources: &[NodeId],
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
+        let (mut without, mut gone, mut damaged) = (0, 0, offset / BLOCK_BYTES);
+        for _ in 0..BEHIND_MAX {
+            let mut behind = Vec::new();
+            for source in left {
+                match self.fetch(extent, offset, length, source, applied).await {
+                    Ok(chunk) => return Ok(chunk),
+                    Err(DataError::Busy) => behind.push(source),
+                    Err(DataError::Doubtful { .. }) if source < self.shared.node => {
+                        behind.push(source);
+                    }
+                    Err(error) => {
+                        let has_it_not = matches!(
+                            error,
+                            DataError::Corrupt { .. }
+                                | DataError::Doubtful { .. }
+                                | DataError::NotHere
+                                | DataError::NoExtent
+                        );
+                        without += usize::from(has_it_not);
+                        gone += usize::from(error == DataError::NoExtent);
+                        if let DataError::Corrupt { block } | DataError::Doubtful { block } = error
+                        {
+                            damaged = block;
+                        }
+                        last = error;
+                    }
+                }
+            }
+            if behind.is_empty() {
+                let is_nowhere = without == sources.len() && gone < sources.len();
+                let nowhere = DataError::Doubtful { block: damaged };
+                return Err(if is_nowhere { nowhere } else { last });
+            }
+            left = behind;
+            tokio::time::sleep(BEHIND_PAUSE).await;
+        }
+        Err(DataError::Busy)
+    }
+
+    /// One try.
+    pub(super) async fn fetch(
+        &self,
+        extent: ExtentId,
+        offset: u64,
+        length: u64,
+        source: NodeId,
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let (partition, fence) = (self.partition, self.fence(extent, applied).await?);
+        let request = DataRequest::Fetch { partition, extent, offset, length, applied: fence };
+        let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
+        let (DataAnswer::Bytes { checksums, hole }, bytes) = answer else {
+            return Err(DataError::Invalid);
+        };
+        if hole.saturating_add(bytes.len() as u64) > length {
+            return Err(DataError::Invalid);
+        }
+        Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
+        Ok(Chunk { hole, bytes, checksums, lost: 0, fence })
+    }
+
+    /// Bytes of one block that are damaged at the source: from another member, or the word that they are
+    /// lost. `Doubtful` while that is not known: a member may have them, or take for right what a crash
+    /// left of them.
+    pub(super) async fn fetch_or_lose(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        source: NodeId,
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        let members = self.other_members().await?;
+        // Before they are asked: an overwrite may make the block whole meanwhile.
+        let fence = self.fence(extent, applied).await?;
+        let mut is_lost = members.contains(&source);
+        for member in members {
+            match self.fetch(extent, offset, length, member, applied).await {
+                Ok(chunk) => return Ok(chunk),
+                Err(DataError::Corrupt { .. }) => {}
+                Err(DataError::NotHere | DataError::NoExtent) if member != source => {}
+                Err(_) => is_lost = false,
+            }
+        }
+        if !is_lost {
+            return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
+        }
+        Metrics::get().lost_bytes.inc_by(length);
+        tracing::error!(partition = %self.partition, %extent, offset, length,
+            "bytes are damaged on every replica; the others of the extent are copied");
+        let (bytes, checksums) = (Bytes::new(), Vec::new());
+        Ok(Chunk { hole: 0, bytes, checksums, lost: length, fence })
+    }
+
+    pub(super) async fn other_members(&self) -> Result<Vec<NodeId>, DataError> {
+        let (partition, node) = (self.partition, self.shared.node);
+        let members = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.others(node));
+        let members = self.shared.ask_disk(self.disk, members).await.flatten();
+        members.ok_or(DataError::WrongPartition)
+    }
+
+    /// How much of the log a source must have applied: all that was handed to the extent here, applied
+    /// or waiting. Older bytes would not land.
+    pub(super) async fn fence(&self, extent: ExtentId, applied: u64) -> Result<u64, DataError> {
+        let partition = self.partition;
+        let handed = move |disk: &mut Disk| {
+            let applying = disk.partitions.get(&partition)?.applying.borrow();
+            Some(applying.applied().max(applying.last_of(extent)))
+        };
+        let here = self.shared.ask_disk(self.disk, handed).await;
+        Ok(here.flatten().ok_or(DataError::WrongPartition)?.max(applied))
+    }
+}

@@ -1,0 +1,202 @@
+//! Blocks that are here and not right: damaged ones, and those that missed overwrites. They are replaced by
+//! another replica's.
+
+use std::time::Duration;
+
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::TRANSFER_BYTES_MAX;
+
+use crate::store::{Checksums, ExtentStore, StoreError};
+
+use super::disk::Disk;
+use super::fetch::Chunk;
+use super::fill::{Filling, held_bytes};
+use super::metrics::Metrics;
+
+/// After a failed repair the block is left alone for so long: two replicas that both have it damaged
+/// would otherwise set each other to work without end.
+const REPAIR_PAUSE: Duration = Duration::from_millis(500);
+/// Blocks of one partition that are repaired at the same time.
+const REPAIRS_MAX: usize = 64;
+
+impl Filling {
+    /// Replaces the blocks of a range by those of another replica.
+    pub async fn replace(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        sources: &[NodeId],
+        applied: u64,
+    ) -> Result<(), DataError> {
+        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
+        let end = offset.saturating_add(length).next_multiple_of(BLOCK_BYTES).min(held);
+        let mut at = offset / BLOCK_BYTES * BLOCK_BYTES;
+        while at < end {
+            let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
+            let chunk = self.fetch_from_any(extent, at, wanted, sources, applied).await?;
+            let (hole, fence) = (chunk.hole, chunk.fence);
+            let got = hole + chunk.bytes.len() as u64;
+            if got == 0 {
+                return Err(DataError::NotHere);
+            }
+            let place = at + hole;
+            let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
+            if self.unless_overwritten(extent, fence, land).await?.is_some() {
+                at += got;
+            }
+            self.shared.throttle_repair(self.disk, got).await;
+        }
+        Ok(())
+    }
+
+    /// As [`replace`](Filling::replace), of a whole extent by those of the leader as of a log index. A block
+    /// that no member has whole is damaged here too: what was here may lack overwrites.
+    pub async fn replace_all(
+        &self,
+        extent: ExtentId,
+        length: u64,
+        leader: NodeId,
+        applied: u64,
+    ) -> Result<(), DataError> {
+        let mut from = 0;
+        while from < length {
+            let rest = (from, length - from);
+            let block = match self.replace(extent, rest, &[leader], applied).await {
+                Err(DataError::Doubtful { block }) => block,
+                replaced => return replaced,
+            };
+            let damaged = block.saturating_mul(BLOCK_BYTES);
+            if damaged > from {
+                let before = (from, damaged - from);
+                self.replace(extent, before, &[leader], applied).await?;
+            }
+            let place = (damaged, BLOCK_BYTES.min(length.saturating_sub(damaged)));
+            let chunk = self.fetch_or_lose(extent, place, leader, applied).await?;
+            let fence = chunk.fence;
+            let land = move |store: &ExtentStore| match chunk.lost {
+                0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk),
+                _ => store.distrust(extent, block),
+            };
+            // None: an overwrite came between; the block is looked at again.
+            let landed = self.unless_overwritten(extent, fence, land).await?;
+            from = if landed.is_some() { damaged + BLOCK_BYTES } else { damaged };
+        }
+        Ok(())
+    }
+
+    /// Makes a damaged block whole again: from another member, or, if none has it whole, by accepting
+    /// what a crash left of it here.
+    async fn repair(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        sources: &[NodeId],
+    ) -> Result<(), DataError> {
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        let replaced = self.replace(extent, (offset, 1), sources, 0).await;
+        if let Err(DataError::Doubtful { .. }) = replaced {
+            let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
+            match self.on_extent(extent, accept).await {
+                Err(DataError::Corrupt { .. }) => {}
+                accepted => return accepted,
+            }
+        }
+        if self.is_whole(extent, block).await? {
+            return Ok(());
+        }
+        // Freed there, and the word of it did not come here: the block of its header could not be
+        // read then, or the disk has lost it.
+        let mut asked = Ok(());
+        for source in sources {
+            asked = asked.and(self.copy_freed(extent, *source).await);
+        }
+        let is_whole = self.is_whole(extent, block).await?;
+        if is_whole { Ok(()) } else { replaced.and(asked).and(Err(DataError::Corrupt { block })) }
+    }
+
+    /// Whether a block can be read; one that is no more needs no repair.
+    async fn is_whole(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
+        let verify = move |store: &ExtentStore| match store.verify(extent, block, 1) {
+            Ok(found) => Ok(found.damaged.is_empty()),
+            Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
+            Err(error) => Err(error),
+        };
+        self.on_extent(extent, verify).await
+    }
+}
+
+fn replace_chunk(
+    store: &ExtentStore,
+    extent: ExtentId,
+    at: u64,
+    chunk: &Chunk,
+) -> Result<(), StoreError> {
+    if chunk.bytes.is_empty() {
+        return Ok(());
+    }
+    let checksums = Checksums::of_blocks(&chunk.checksums, at);
+    store.repair_blocks(extent, at, &chunk.bytes, checksums)?;
+    let blocks = (chunk.bytes.len() as u64).div_ceil(BLOCK_BYTES);
+    Metrics::get().repaired_blocks.inc_by(blocks);
+    Ok(())
+}
+
+impl Disk {
+    /// Repairs a block that was found damaged. False if so many are being repaired that this one has
+    /// to be found again.
+    pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) -> bool {
+        let Some(partition) = self.partitions.get_mut(&id) else { return true };
+        if partition.repairing.contains(&(extent, block)) {
+            return true;
+        }
+        if partition.repairing.len() >= REPAIRS_MAX {
+            return false;
+        }
+        let Some(filling) = self.filling(id) else { return true };
+        let Some(partition) = self.partitions.get_mut(&id) else { return true };
+        partition.repairing.insert((extent, block));
+        let sources = partition.others(self.shared.node);
+        tokio::task::spawn_local(async move {
+            let repaired = filling.repair(extent, block, &sources).await;
+            let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
+            let note = move |disk: &mut Disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.note_lost(extent, block, is_lost);
+                }
+            };
+            filling.shared.ask_disk(filling.disk, note).await;
+            match repaired {
+                Ok(()) => tracing::info!(partition = %id, %extent, block, "block repaired"),
+                Err(error) => {
+                    tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");
+                    tokio::time::sleep(REPAIR_PAUSE).await;
+                }
+            }
+            let ended = move |disk: &mut Disk| {
+                if let Some(partition) = disk.partitions.get_mut(&id) {
+                    partition.repairing.remove(&(extent, block));
+                }
+            };
+            filling.shared.ask_disk(filling.disk, ended).await;
+        });
+        true
+    }
+
+    /// Replaces a range by another member's bytes, as of log index `applied` or later.
+    pub fn repair_then(
+        &mut self,
+        id: PartitionId,
+        extent: ExtentId,
+        range: (u64, u64),
+        applied: u64,
+        then: impl FnOnce(&mut Disk, Result<(), DataError>) + Send + 'static,
+    ) {
+        let Some(filling) = self.filling(id) else { return };
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let sources = partition.others(self.shared.node);
+        tokio::task::spawn_local(async move {
+            let result = filling.replace(extent, range, &sources, applied).await;
+            filling.shared.ask_disk(filling.disk, move |disk| then(disk, result)).await;
+        });
+    }
+}
