@@ -92,13 +92,16 @@ impl DataClient {
         let mut flights = Flights::new();
         let mut worst = Trouble::NoRoute("the partition has no members");
         let mut hedge_at = Instant::now();
-        let mut redirects = 0;
+        let (mut redirects, mut removed) = (0, None);
         let Column { partition: id, extent, offset } = column;
         let read = |at_leader| Read { partition: id, extent, offset, length, at_leader };
         loop {
             if flights.is_empty() {
                 if waiting.is_empty() {
-                    return Err(worst);
+                    // Who has nothing of the extent need not have heard that it was removed: one who
+                    // has is enough.
+                    let lacks = worst.answer() == Some(&DataError::NotHere);
+                    return Err(removed.filter(|_| lacks).unwrap_or(worst));
                 }
                 let node = waiting.remove(0);
                 hedge_at = Instant::now() + self.hedge_after(node);
@@ -136,6 +139,10 @@ impl DataClient {
                             waiting.retain(|node| *node != leader);
                             waiting.insert(0, leader);
                         }
+                    }
+                    if let Trouble::Answered { node, error: error @ DataError::NoExtent } = &trouble
+                    {
+                        removed = Some(Trouble::Answered { node: *node, error: error.clone() });
                     }
                     worst = worse(worst, trouble);
                 }
