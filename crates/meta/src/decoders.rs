@@ -192,6 +192,43 @@ mod tests {
         milpa_wire::decoder::check_all_golden(env!("CARGO_MANIFEST_DIR"), &all()).unwrap();
     }
 
+    /// Found by the fuzzer: an option of a log entry allowed 4 GiB in an inode; a file was extended to 64 MiB
+    /// of zeros there, and no snapshot of the partition could be read.
+    #[test]
+    fn an_inode_holds_no_more_than_a_snapshot_can_whatever_the_options_say() {
+        let session = SessionId(1 << 100);
+        let client = |sequence, write| Command::Client {
+            id: RequestId { session, sequence, unanswered: 1 },
+            now: Timestamp(1),
+            write,
+        };
+        let (kind, mode, target) = (FileKind::File, 0o644, Vec::new());
+        let inode = NewInode { kind, mode, uid: 0, gid: 0, device: 0, target };
+        let create = MetaWrite::Create {
+            parent: InodeId::ROOT,
+            name: Name::new(b"file").unwrap(),
+            inode,
+            placement: None,
+            open_existing: false,
+            content: Some(b"content".to_vec()),
+        };
+        let changes = milpa_types::AttributeChanges {
+            size: Some(64 << 20),
+            ..milpa_types::AttributeChanges::default()
+        };
+        let grow = MetaWrite::SetAttributes { inode: InodeId(2), changes };
+        let options = VolumeOptions { inline_bytes_max: u32::MAX, ..VolumeOptions::default() };
+        let commands = vec![
+            client(1, MetaWrite::OpenSession),
+            client(2, create),
+            Command::SetOptions { options },
+            client(3, grow),
+        ];
+        assert!(log_again(&milpa_wire::encode(&commands)).is_some());
+        let size = applied(&commands).inode(InodeId(2)).map(|inode| inode.size);
+        assert_eq!(size, Ok(64 << 20), "the rest is a hole");
+    }
+
     /// Story: a field was put into `Publish`, and no golden file held one.
     #[test]
     fn every_command_is_read_and_written_as_ever() {

@@ -215,6 +215,16 @@ impl Default for VolumeOptions {
 }
 
 impl VolumeOptions {
+    /// The most bytes of a file that an inode may hold, whatever the option says: an inode has to fit into
+    /// a message and a piece of a snapshot.
+    pub const INLINE_BYTES_MAX: u32 = 4096;
+
+    /// How many bytes of a file its inode may hold.
+    #[must_use]
+    pub fn inline_bytes(&self) -> u32 {
+        self.inline_bytes_max.min(VolumeOptions::INLINE_BYTES_MAX)
+    }
+
     /// Returns every violated bound, one line each, as `field: value is …, allowed …`.
     ///
     /// # Errors
@@ -228,7 +238,8 @@ impl VolumeOptions {
             }
         };
         bound("replicas", u64::from(self.replicas), 2, 7);
-        bound("inline_bytes_max", u64::from(self.inline_bytes_max), 0, 4096);
+        let inline_max = u64::from(VolumeOptions::INLINE_BYTES_MAX);
+        bound("inline_bytes_max", u64::from(self.inline_bytes_max), 0, inline_max);
         bound("small_file_bytes_max", u64::from(self.small_file_bytes_max), 0, 131_072);
         bound("meta_partition_entries_max", self.meta_partition_entries_max, 1000, 1 << 40);
         if problems.is_empty() { Ok(()) } else { Err(problems) }

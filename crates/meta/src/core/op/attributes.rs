@@ -48,8 +48,7 @@ impl Partition {
             let mut content = content.clone();
             // A cut and a later extension must not bring old bytes back; a small extension is
             // filled at once, a large one is a hole behind the content.
-            if size <= u64::from(self.setup.options.inline_bytes_max) || size < content.len() as u64
-            {
+            if size <= u64::from(self.setup.options.inline_bytes()) || size < content.len() as u64 {
                 content.resize(size as usize, 0);
             }
             self.set_inline(inode, (!content.is_empty()).then_some(content));

@@ -74,7 +74,7 @@ impl Partition {
         let Some(content) = create.content else {
             return Ok(());
         };
-        let fits = content.len() <= self.setup.options.inline_bytes_max as usize;
+        let fits = content.len() <= self.setup.options.inline_bytes() as usize;
         if fits && elsewhere.is_none() && create.inode.kind == FileKind::File {
             Ok(())
         } else {

@@ -94,7 +94,7 @@ impl Partition {
         }
         publish.segments.iter().chain(&publish.overwritten).try_for_each(check_segment)?;
         if let Some(content) = &publish.inline {
-            let fits = content.len() <= self.setup.options.inline_bytes_max as usize;
+            let fits = content.len() <= self.setup.options.inline_bytes() as usize;
             return if fits && publish.segments.is_empty() {
                 Ok(())
             } else {
