@@ -177,8 +177,8 @@ pub(crate) struct Partition {
     pub fetches: Rc<()>,
     /// Unpublished bytes that are asked about.
     pub offers: Offers,
-    /// Damaged blocks that no member has whole, by the last try to repair them.
-    pub lost: BTreeSet<(ExtentId, u64)>,
+    /// Damaged blocks that no member had whole, and how many repairs in a row have found that.
+    pub lost: BTreeMap<(ExtentId, u64), u32>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
 }
@@ -196,7 +196,13 @@ impl Partition {
         if self.lost.len() >= LOST_MAX {
             self.lost.pop_first();
         }
-        self.lost.insert((extent, block));
+        *self.lost.entry((extent, block)).or_default() += 1;
+    }
+
+    /// Whether no member has a block, by two repairs in a row: a member that was in doubt about its own
+    /// when it was asked first has decided since.
+    pub fn is_lost(&self, extent: ExtentId, block: u64) -> bool {
+        self.lost.get(&(extent, block)).is_some_and(|tries| *tries >= 2)
     }
 
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node

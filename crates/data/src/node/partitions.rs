@@ -101,7 +101,7 @@ impl Partition {
             alignment: Alignment { wants_all, is_unknown, ..Alignment::default() },
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
-            lost: BTreeSet::new(),
+            lost: BTreeMap::new(),
             fetches: Rc::default(),
             offers: Offers::default(),
             allocated_bytes: 0,

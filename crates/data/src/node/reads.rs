@@ -150,12 +150,10 @@ impl Disk {
     /// that has just begun, unless one has found that no member has the block.
     fn repairs(&self, read: &Read, error: DataError) -> DataError {
         match error {
-            DataError::Corrupt { block }
-                if !(self.partitions.get(&read.partition))
-                    .is_some_and(|partition| partition.lost.contains(&(read.extent, block))) =>
-            {
-                DataError::Busy
-            }
+            DataError::Corrupt { block } => match self.partitions.get(&read.partition) {
+                Some(partition) if partition.is_lost(read.extent, block) => error,
+                _ => DataError::Busy,
+            },
             error => error,
         }
     }
