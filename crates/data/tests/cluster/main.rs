@@ -355,8 +355,15 @@ fn extents_are_flushed_closed_and_freed() {
         cluster.equal_digests(&[1, 2, 3], 1).await;
         // What lies behind the end of a sealed extent is on no replica: nobody needs to wait.
         let lost = DataError::Lost { length: 20_000 };
-        let beyond = cluster.try_overwrite(&[1, 2, 3], 1, extent, 19_999, &bytes[..2]).await;
-        assert_eq!(beyond, Err(lost.clone()));
+        let beyond =
+            nodes::until("the leader has heard that the extent is sealed", async || match cluster
+                .try_overwrite(&[1, 2, 3], 1, extent, 19_999, &bytes[..2])
+                .await
+            {
+                Err(DataError::Busy) => None,
+                told => Some(told),
+            });
+        assert_eq!(beyond.await, Err(lost.clone()));
         let beyond = cluster.read(3, extent, 19_999..20_001, false).await;
         assert_eq!(beyond, Err(lost.clone()));
         let more = cluster.ask(&cluster.as_client, 2, &flush(20_001), Bytes::new()).await;

@@ -44,6 +44,15 @@ fn three_machines_of_which_one_loses_its_network() {
                 nodes.is_ok_and(|nodes| !nodes.contains("silent"))
             })
             .unwrap();
+        // The next one may go when there are three copies of everything again: of two, one is not enough.
+        machines
+            .wait_until("all copies are back", Duration::from_secs(30), |machines| {
+                let status = machines.milpa(&["status"]);
+                let lacks =
+                    |status: &str| status.contains("3 copies") || status.contains("in service");
+                status.is_ok_and(|status| !lacks(&status))
+            })
+            .unwrap();
         goes_on(&machines);
     }
     let (count, longest) = writer.finish().unwrap();
