@@ -42,8 +42,7 @@ impl Filling {
         sources: &[NodeId],
         applied: u64,
     ) -> Result<Chunk, DataError> {
-        let (mut left, mut last) = (sources.to_vec(), DataError::NotHere);
-        let (mut without, mut gone, mut damaged) = (0, 0, offset / BLOCK_BYTES);
+        let (mut left, mut refusals) = (sources.to_vec(), Vec::new());
         for _ in 0..BEHIND_MAX {
             let mut behind = Vec::new();
             for source in left {
@@ -53,28 +52,11 @@ impl Filling {
                     Err(DataError::Doubtful { .. }) if source < self.shared.node => {
                         behind.push(source);
                     }
-                    Err(error) => {
-                        let has_it_not = matches!(
-                            error,
-                            DataError::Corrupt { .. }
-                                | DataError::Doubtful { .. }
-                                | DataError::NotHere
-                                | DataError::NoExtent
-                        );
-                        without += usize::from(has_it_not);
-                        gone += usize::from(error == DataError::NoExtent);
-                        if let DataError::Corrupt { block } | DataError::Doubtful { block } = error
-                        {
-                            damaged = block;
-                        }
-                        last = error;
-                    }
+                    Err(error) => refusals.push(error),
                 }
             }
             if behind.is_empty() {
-                let is_nowhere = without == sources.len() && gone < sources.len();
-                let nowhere = DataError::Doubtful { block: damaged };
-                return Err(if is_nowhere { nowhere } else { last });
+                return Err(refused_by_all(&refusals, offset / BLOCK_BYTES));
             }
             left = behind;
             tokio::time::sleep(BEHIND_PAUSE).await;
@@ -153,5 +135,49 @@ impl Filling {
         };
         let here = self.shared.ask_disk(self.disk, handed).await;
         Ok(here.flatten().ok_or(DataError::WrongPartition)?.max(applied))
+    }
+}
+
+/// What it means that every source has refused, in this order, to give bytes from block `first` on:
+/// `NoExtent` if the extent is gone everywhere, `Doubtful` if nobody has the bytes whole, else what the
+/// last one said.
+fn refused_by_all(refusals: &[DataError], first: u64) -> DataError {
+    let damaged = |refusal: &DataError| match refusal {
+        DataError::Corrupt { block } | DataError::Doubtful { block } => Some(*block),
+        _ => None,
+    };
+    let lacks = |refusal: &DataError| {
+        damaged(refusal).is_some() || matches!(refusal, DataError::NotHere | DataError::NoExtent)
+    };
+    let is_gone = refusals.iter().all(|refusal| *refusal == DataError::NoExtent);
+    if !is_gone && refusals.iter().all(lacks) {
+        let block = refusals.iter().rev().find_map(damaged).unwrap_or(first);
+        return DataError::Doubtful { block };
+    }
+    refusals.last().cloned().unwrap_or(DataError::NotHere)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_has_bytes_when_all_lack_them_and_one_may_when_it_does_not_say() {
+        let corrupt = DataError::Corrupt { block: 7 };
+        let nowhere = DataError::Doubtful { block: 7 };
+        let (gone, lacks) = (DataError::NoExtent, DataError::NotHere);
+        let silent = DataError::MemberSilent { node: NodeId(3) };
+        for (refusals, meaning) in [
+            (vec![corrupt.clone(), lacks.clone()], nowhere.clone()),
+            (vec![gone.clone(), corrupt.clone()], nowhere.clone()),
+            (vec![DataError::Doubtful { block: 7 }], nowhere),
+            (vec![lacks.clone(), gone.clone()], DataError::Doubtful { block: 2 }),
+            (vec![gone.clone(), gone.clone()], gone),
+            (vec![silent.clone(), corrupt.clone()], corrupt.clone()),
+            (vec![corrupt, silent.clone()], silent),
+            (vec![], lacks),
+        ] {
+            assert_eq!(refused_by_all(&refusals, 2), meaning, "{refusals:?}");
+        }
     }
 }

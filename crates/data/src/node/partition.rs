@@ -193,10 +193,11 @@ impl Partition {
             self.lost.remove(&(extent, block));
             return;
         }
-        if self.lost.len() >= LOST_MAX {
+        if self.lost.len() >= LOST_MAX && !self.lost.contains_key(&(extent, block)) {
             self.lost.pop_first();
         }
-        *self.lost.entry((extent, block)).or_default() += 1;
+        let tries = self.lost.entry((extent, block)).or_default();
+        *tries = tries.saturating_add(1);
     }
 
     /// Whether no member has a block, by two repairs in a row: a member that was in doubt about its own

@@ -259,7 +259,6 @@ impl Disk {
             return then(self, None);
         }
         self.driver.multi.remove_group(id);
-        self.shared.routes.borrow_mut().remove(&id);
         let store = self.partitions.remove(&id).map(|partition| {
             tracing::info!(partition = %id, "the replica's files are removed");
             partition.store.close();
@@ -274,6 +273,8 @@ impl Disk {
                 disk.wiping.remove(&id);
                 if matches!(wiped, Some(Ok(()))) {
                     disk.damaged.remove(&id);
+                    // Not before: who has no route is taken for deleted.
+                    disk.shared.routes.borrow_mut().remove(&id);
                 }
                 then(disk, wiped);
             };

@@ -82,7 +82,9 @@ impl Disk {
                 // The lease counts when the answer leaves, not when it was computed.
                 let result = match disk.check_lease(read.partition) {
                     Ok(()) if disk.is_hindered(&read) => Err(DataError::Busy),
-                    Ok(()) => disk.judge(&read, result).map_err(|error| disk.repairs(&read, error)),
+                    Ok(()) => {
+                        disk.judge(&read, result).map_err(|error| disk.until_repaired(&read, error))
+                    }
                     Err(error) => Err(error),
                 };
                 answer_read(reply, result, arrived_us);
@@ -148,7 +150,7 @@ impl Disk {
 
     /// What a reader is told of a damaged block that nobody else may read to him: to wait for the repair
     /// that has just begun, unless one has found that no member has the block.
-    fn repairs(&self, read: &Read, error: DataError) -> DataError {
+    fn until_repaired(&self, read: &Read, error: DataError) -> DataError {
         match error {
             DataError::Corrupt { block } => match self.partitions.get(&read.partition) {
                 Some(partition) if partition.is_lost(read.extent, block) => error,

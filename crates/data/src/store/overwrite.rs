@@ -147,7 +147,7 @@ pub(super) fn accept_doubtful(
             let is_whole = read::serve(slot, &mut bytes.to_vec()).is_some();
             return if is_whole { Ok(None) } else { Err(StoreError::Corrupt { block }) };
         }
-        tracing::warn!(extent = id.0, block, "accepted a block that no replica has whole");
+        tracing::warn!(extent = id.0, block, "accepting a block that no replica has whole");
         Ok(Some(crc32c(bytes)))
     })
 }

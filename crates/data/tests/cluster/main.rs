@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use milpa_types::{DataError, Epoch, FreedRange};
+use milpa_types::{DataError, Epoch, FreedRange, NodeId};
 use milpa_wire::data::{AppendTarget, DataRequest};
 use nodes::{Cluster, PARTITION, configuration, pattern};
 use tokio::task::LocalSet;
@@ -560,6 +560,87 @@ fn a_damaged_block_is_repaired_from_another_replica() {
             cluster.read(2, extent, 0..200_000, false).await.ok()
         });
         assert_eq!(repaired.await, bytes);
+    });
+}
+
+/// Blocks that rotted on every member: a reader is told so, and does not wait for a repair that cannot be;
+/// what is around them is read, and copied to a member that is made anew.
+#[test]
+fn a_block_that_no_member_has_is_told_of_and_keeps_nothing_else_from_being_copied() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..3_000]).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        cluster.equal_digests(&[1, 2], 1).await;
+        for node in [1, 2] {
+            cluster.rot_extent(node, extent, 50_000);
+            cluster.rot_extent(node, extent, 250_000);
+        }
+        let leader = cluster.leader(&[1, 2]).await;
+        let told = Instant::now();
+        let read = cluster.read(leader, extent, 49_152..53_248, true).await;
+        assert_eq!(read, Err(DataError::Corrupt { block: 12 }));
+        assert!(told.elapsed() < CATCH_UP_MAX, "{:?}", told.elapsed());
+
+        cluster.create_replica(3, configuration(2, &[1, 2])).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        nodes::until("the new replica has all the others", async || {
+            let report = cluster.report(cluster.leader(&[1, 2, 3]).await).await?;
+            let has_log = report.current.contains(&NodeId(3)) || report.leader == Some(NodeId(3));
+            let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
+            let is_there =
+                |range: std::ops::Range<usize>| held.get(range.clone()) == Some(&bytes[range]);
+            let all =
+                is_there(0..49_152) && is_there(53_248..249_856) && is_there(253_952..300_000);
+            (has_log && all).then_some(())
+        })
+        .await;
+    });
+}
+
+/// A member is too far behind for the log, and what was overwritten has a block that no other one has: it
+/// gets everything else, and does not serve what it has of that block.
+#[test]
+fn a_member_catches_up_though_no_other_has_a_block() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        for node in [1, 2] {
+            cluster.kill_node(node).await;
+        }
+        for node in [1, 2] {
+            cluster.start_node_without_scrub(node).await;
+        }
+        // Until the beginning of the log is gone.
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            cluster.overwrite(&[1, 2], 2, extent, 1_000, &pattern(2, 3_000)).await;
+        }
+        for node in [1, 2] {
+            cluster.rot_extent(node, extent, 200_000);
+        }
+        cluster.start_node(3).await;
+        cluster.configure(configuration(3, &[3, 1, 2]), &[1, 2, 3]).await;
+        nodes::until("the member has the log and the overwrites", async || {
+            let report = cluster.report(cluster.leader(&[1, 2, 3]).await).await?;
+            let has_log = report.current.contains(&NodeId(3)) || report.leader == Some(NodeId(3));
+            let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
+            (has_log && held.get(1_000..4_000) == Some(&pattern(2, 3_000)[..])).then_some(())
+        })
+        .await;
+        // Whoever leads: the one that came back may lack an overwrite of it.
+        for node in [3, 1, 2] {
+            let read = cluster.read(node, extent, 196_608..200_704, true).await;
+            let refused =
+                matches!(read, Err(DataError::Corrupt { .. } | DataError::NotPrimary { .. }));
+            assert!(refused, "{node}: {read:?}");
+        }
     });
 }
 

@@ -123,6 +123,25 @@ fn an_unreadable_block_is_an_error_of_the_read_alone() {
     assert_eq!(world.read(4_096, 1).unwrap(), pattern(1, 10_000)[4_096..4_097]);
 }
 
+/// The block that is named is the one that is repaired: no healthy one, and not for ever.
+#[test]
+fn an_unreadable_block_in_a_long_read_is_named() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 40_000)).unwrap();
+    world.read(0, 1).unwrap();
+    for block in [0, 3, 9] {
+        // The read of all, then that of this block alone.
+        world.files.fail(Fault { call: Call::Read, after: 0, errno: EIO });
+        world.files.fail(Fault { call: Call::Read, after: block, errno: EIO });
+        let read = world.read(0, 40_000);
+        assert!(
+            matches!(read, Err(StoreError::ReadFailed { block: b, .. }) if b == block),
+            "{read:?}"
+        );
+    }
+    assert_eq!(world.read(0, 40_000).unwrap(), pattern(1, 40_000));
+}
+
 /// Threads that flush one extent at once share flushes, and all their bytes are there.
 #[test]
 fn concurrent_flushes_share() {
