@@ -380,6 +380,6 @@ pub struct DataPartitionReport {
     pub extents: u64,
     /// Extents whose replicas are not known to be equal: waiting for alignment or repair.
     pub unaligned: u64,
-    /// Raft leader: the members and learners that have nearly all of the log.
+    /// Raft leader, while there are learners: the replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
 }

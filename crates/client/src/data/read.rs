@@ -101,7 +101,12 @@ impl DataClient {
                     // Who has nothing of the extent need not have heard that it was removed: one who
                     // has is enough.
                     let lacks = worst.answer() == Some(&DataError::NotHere);
-                    return Err(removed.filter(|_| lacks).unwrap_or(worst));
+                    return Err(match removed {
+                        Some(node) if lacks => {
+                            Trouble::Answered { node, error: DataError::NoExtent }
+                        }
+                        _ => worst,
+                    });
                 }
                 let node = waiting.remove(0);
                 hedge_at = Instant::now() + self.hedge_after(node);
@@ -140,9 +145,8 @@ impl DataClient {
                             waiting.insert(0, leader);
                         }
                     }
-                    if let Trouble::Answered { node, error: error @ DataError::NoExtent } = &trouble
-                    {
-                        removed = Some(Trouble::Answered { node: *node, error: error.clone() });
+                    if let Trouble::Answered { node, error: DataError::NoExtent } = trouble {
+                        removed = Some(node);
                     }
                     worst = worse(worst, trouble);
                 }

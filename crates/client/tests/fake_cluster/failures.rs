@@ -378,6 +378,27 @@ async fn the_leaders_word_that_overwritten_bytes_are_gone_is_enough() {
     assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
 }
 
+/// No member has a block whole, as the leader has found out. The others only say that they do not lead.
+#[tokio::test(start_paused = true)]
+async fn the_leaders_word_that_overwritten_bytes_are_damaged_is_enough() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 100_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    client.fsync(handle, false).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(node, DataRequest::Read(read)) => Some(Fault::Data(match *node == DATA[1] {
+            true if read.at_leader => DataError::Corrupt { block: 3 },
+            _ => DataError::NotPrimary { hint: Some(DATA[1]) },
+        })),
+        _ => None,
+    });
+    let started = Instant::now();
+    assert_eq!(client.read(handle, 0, 100_000).await.unwrap_err().errno(), libc::EIO);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+}
+
 /// The story: as above, and what was left of the extent at one member was too short for the read, which
 /// might have meant that the rest was on its way. The file, though, was long gone.
 #[tokio::test(start_paused = true)]

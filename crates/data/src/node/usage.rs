@@ -177,7 +177,8 @@ impl Disk {
     fn report(&self, partition: &Partition) -> DataPartitionReport {
         let (alignment, extents) = (&partition.alignment, partition.store.extent_count());
         let known = alignment.unaligned + alignment.broken.len() as u64;
-        let status = partition.leads().then(|| self.driver.multi.status(partition.id)).flatten();
+        let is_asked = partition.leads() && !partition.configuration.learners.is_empty();
+        let status = is_asked.then(|| self.driver.multi.status(partition.id)).flatten();
         DataPartitionReport {
             partition: partition.id,
             disk: self.id,

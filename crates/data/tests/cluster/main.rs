@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, FreedRange, NodeId};
-use milpa_wire::data::{AppendTarget, DataRequest};
+use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
 use nodes::{Cluster, PARTITION, configuration, pattern};
 use tokio::task::LocalSet;
 
@@ -284,6 +284,51 @@ fn a_blank_replica_is_filled() {
                 _ => assert!(matches!(read, Err(DataError::NotPrimary { .. })), "{read:?}"),
             }
         }
+    });
+}
+
+/// What is written while a replica learns reaches it: it becomes a member by a comparison of before.
+#[test]
+fn a_learner_gets_what_is_closed_while_it_learns() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let first = AppendTarget::New { token: 1 };
+        cluster.append_patiently(1, 1, first, &bytes).await;
+        cluster.configure(learning(2, 3), &[1, 2, 3]).await;
+        nodes::until("all are compared", async || {
+            (cluster.report(1).await?.unaligned == 0).then_some(())
+        })
+        .await;
+        let new = AppendTarget::New { token: 2 };
+        let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes).await;
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        nodes::until("the learner has it", async || {
+            let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
+            (held.get(..300_000) == Some(&bytes[..])).then_some(())
+        })
+        .await;
+    });
+}
+
+/// Deleted, and wanted again before its files are gone: none is made that goes with them.
+#[test]
+fn a_replica_is_made_again_when_the_files_of_the_former_are_gone() {
+    run(async |cluster| {
+        let new = AppendTarget::New { token: 1 };
+        cluster.append_patiently(1, 1, new, &pattern(1, 300_000)).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        for _ in 0..20 {
+            let made = nodes::until("it is made again", async || {
+                cluster.try_create_replica(3, configuration(2, &[1, 2])).await.ok()
+            });
+            tokio::join!(cluster.drop_replica(3), made);
+        }
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.kill_node(3).await;
+        cluster.start_node(3).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
     });
 }
 
@@ -586,10 +631,10 @@ fn a_block_that_no_member_has_is_told_of_and_keeps_nothing_else_from_being_copie
         assert!(told.elapsed() < CATCH_UP_MAX, "{:?}", told.elapsed());
 
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.configure(learning(3, 3), &[1, 2]).await;
         nodes::until("the new replica has all the others", async || {
-            let report = cluster.report(cluster.leader(&[1, 2, 3]).await).await?;
-            let has_log = report.current.contains(&NodeId(3)) || report.leader == Some(NodeId(3));
+            let report = cluster.report(cluster.leader(&[1, 2]).await).await?;
+            let has_log = report.current.contains(&NodeId(3));
             let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
             let is_there =
                 |range: std::ops::Range<usize>| held.get(range.clone()) == Some(&bytes[range]);
@@ -626,14 +671,15 @@ fn a_member_catches_up_though_no_other_has_a_block() {
             cluster.rot_extent(node, extent, 200_000);
         }
         cluster.start_node(3).await;
-        cluster.configure(configuration(3, &[3, 1, 2]), &[1, 2, 3]).await;
-        nodes::until("the member has the log and the overwrites", async || {
-            let report = cluster.report(cluster.leader(&[1, 2, 3]).await).await?;
-            let has_log = report.current.contains(&NodeId(3)) || report.leader == Some(NodeId(3));
+        cluster.configure(learning(3, 3), &[1, 2]).await;
+        nodes::until("the learner has the log and the overwrites", async || {
+            let report = cluster.report(cluster.leader(&[1, 2]).await).await?;
+            let has_log = report.current.contains(&NodeId(3));
             let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
             (has_log && held.get(1_000..4_000) == Some(&pattern(2, 3_000)[..])).then_some(())
         })
         .await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         // Whoever leads: the one that came back may lack an overwrite of it.
         for node in [3, 1, 2] {
             let read = cluster.read(node, extent, 196_608..200_704, true).await;
@@ -719,6 +765,11 @@ fn a_replica_that_was_filled_knows_whose_bytes_it_holds() {
 }
 
 /// Runs futures concurrently, in order of their results.
+/// Members 1 and 2, and a learner.
+fn learning(epoch: u64, learner: u32) -> Configuration {
+    Configuration { learners: vec![NodeId(learner)], ..configuration(epoch, &[1, 2]) }
+}
+
 async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.map(Box::pin).collect();
     let mut results: Vec<Option<T>> = pending.iter().map(|_| None).collect();

@@ -320,6 +320,14 @@ impl Cluster {
     }
 
     pub async fn create_replica(&self, node: u32, configuration: Configuration) {
+        self.try_create_replica(node, configuration).await.unwrap();
+    }
+
+    pub async fn try_create_replica(
+        &self,
+        node: u32,
+        configuration: Configuration,
+    ) -> Result<(), DataError> {
         let request = DataRequest::CreatePartition(CreateDataPartition {
             partition: PARTITION,
             volume: VOLUME,
@@ -327,7 +335,7 @@ impl Cluster {
             configuration,
             relaxed: false,
         });
-        self.ask(&self.as_manager, node, &request, Bytes::new()).await.unwrap();
+        self.ask(&self.as_manager, node, &request, Bytes::new()).await.map(|_| ())
     }
 
     pub async fn drop_replica(&self, node: u32) {

@@ -12,10 +12,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{Epoch, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::{Place, data_place, is_aligned};
+use super::health::is_aligned;
 use super::replace::{has_enough_members, surplus};
 use super::{Plan, View};
-use crate::core::{CommandV1, DataRecord, TaskReason};
+use crate::core::{CommandV1, DataRecord};
 
 /// The fewest members of a configuration.
 const MEMBERS_MIN: usize = 2;
@@ -121,7 +121,6 @@ fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     !members.contains(&node)
         && (held || learners.contains(&node))
         && !has_lost_replica(view, node, record.id, record.created.contains(&node))
-        && !matches!(data_place(view, record, node), Place::Bad(TaskReason::DiskGone(..)))
         && can_serve(view, record, node)
 }
 

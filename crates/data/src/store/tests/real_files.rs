@@ -131,6 +131,16 @@ fn a_block_that_is_known_to_be_damaged_is_never_accepted() {
         assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{read:?}");
     }
     assert_eq!(store.read(LARGE, 0, 4_096).unwrap().bytes, pattern(1, 4_096));
+    // The last block, whose checksum is in the header, after a restart.
+    store.append_lost(LARGE, 12_288, 1_000).unwrap();
+    store.flush_all().unwrap();
+    drop(store);
+    let disk = StoreDisk::new(Arc::new(DiskFiles), StoreLimits::default());
+    let (store, _) = ExtentStore::open(&disk, directory.path(), PARTITION).unwrap();
+    let whole = Checksums::of_payload(&sums);
+    assert_eq!(store.overwrite(LARGE, 12_300, &part, whole, Overwriting::Repeated).unwrap(), [3]);
+    let accepted = store.accept_doubtful(LARGE, 3);
+    assert!(matches!(accepted, Err(StoreError::Corrupt { .. })), "{accepted:?}");
 }
 
 #[test]
