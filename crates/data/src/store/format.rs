@@ -80,8 +80,8 @@
 //!   as they are (they were rewritten with the values they had, so a torn page holds them either way).
 //!   But a block with rot in those bytes looks the same, so such a block is *doubtful*: its checksum is
 //!   written changed ([`doubtful`]), it is not served, and comes from another replica. If no replica
-//!   has it whole (power failed everywhere), it is accepted. One that is known to be damaged, and not by a crash, is kept
-//!   under another changed checksum ([`damaged`]), and never accepted.
+//!   has it whole (power failed everywhere), it is accepted. One that is known to be damaged, and not
+//!   by a crash, is kept under another changed checksum ([`damaged`]), and never accepted.
 
 use milpa_types::{
     BLOCK_BYTES, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, PartitionId, SessionId,

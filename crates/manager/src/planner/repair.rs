@@ -4,8 +4,8 @@
 //! more than one epoch behind the intent and the chain of epochs has no gap. A member that is
 //! silent, whose disk is fenced, or that lost its replica leaves. A replica that is there and not a
 //! member, back or being made (`replace`), is a learner first, and becomes a member when it holds
-//! what the members hold: counted before, it could be kept for one that holds it. Never below two members (DESIGN.md section 5), and never without a majority
-//! of the old members, which the group needs to commit the change.
+//! what the members hold (docs/decisions/0006). Never below two members (DESIGN.md section 5), and
+//! never without a majority of the old members, which the group needs to commit the change.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -120,15 +120,21 @@ fn a_silent_node_leaves_every_configuration_and_comes_back() {
     assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
 }
 
+/// A node that was silent, and dropped from everything, is heard again.
+fn back_from_away(node: NodeId) -> World {
+    let mut world = settled();
+    world.down.insert(node);
+    world.wait(3000);
+    world.down.clear();
+    world
+}
+
 /// Simulation, seed 595: a replica that still copied overwrites was a member again, a whole one fell
 /// silent, and the group went on without it.
 #[test]
 fn a_replica_that_is_back_counts_when_it_has_every_byte_and_the_log() {
-    let mut world = settled();
     let back = NodeId(104);
-    world.down.insert(back);
-    world.wait(3000);
-    world.down.clear();
+    let mut world = back_from_away(back);
     let lacking = |world: &mut World, (bytes, log): (bool, bool)| {
         for _ in 0..20 {
             for report in world.data.values_mut().flat_map(|held| held.values_mut()) {
@@ -154,11 +160,8 @@ fn a_replica_that_is_back_counts_when_it_has_every_byte_and_the_log() {
 /// It would never be made again: a replica that is in the configuration must not come back blank.
 #[test]
 fn a_learner_that_has_lost_its_replica_is_made_again() {
-    let mut world = settled();
     let back = NodeId(104);
-    world.down.insert(back);
-    world.wait(3000);
-    world.down.clear();
+    let mut world = back_from_away(back);
     let unfilled = |world: &mut World| {
         for report in world.data.values_mut().flat_map(|held| held.values_mut()) {
             report.unaligned = 1;
