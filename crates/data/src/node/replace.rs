@@ -49,8 +49,8 @@ impl Filling {
         Ok(())
     }
 
-    /// As [`replace`](Filling::replace), of a whole extent by those of the leader as of a log index. A block
-    /// that no member has whole is damaged here too: what was here may lack overwrites.
+    /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
+    /// a log index. A block that no member has whole is damaged here too: what was here may lack overwrites.
     pub async fn replace_all(
         &self,
         extent: ExtentId,
@@ -58,6 +58,8 @@ impl Filling {
         leader: NodeId,
         applied: u64,
     ) -> Result<(), DataError> {
+        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
+        let length = length.min(held);
         let mut from = 0;
         while from < length {
             let rest = (from, length - from);
