@@ -331,7 +331,7 @@ impl Testbed {
     ///
     /// # Errors
     ///
-    /// When the time is up first: with what was waited for.
+    /// When the time is up first: with what was waited for, and how the cluster stands.
     pub fn wait_until(
         &self,
         what: &str,
@@ -341,11 +341,23 @@ impl Testbed {
         let started = Instant::now();
         while !holds(self) {
             if started.elapsed() > limit {
-                return Err(format!("{what}: not within {} s", limit.as_secs()));
+                return Err(format!(
+                    "{what}: not within {} s\n{}",
+                    limit.as_secs(),
+                    self.standing()
+                ));
             }
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())
+    }
+
+    /// What the cluster says of itself, for the message of a test that failed.
+    fn standing(&self) -> String {
+        let asked: [&[&str]; 4] =
+            [&["status"], &["node", "list"], &["partition", "list"], &["task", "list"]];
+        let say = |words: &[&str]| self.milpa(words).unwrap_or_else(|error| error);
+        asked.map(say).join("\n")
     }
 
     /// Bytes that MilpaFS has allocated on all data nodes, as they themselves report.

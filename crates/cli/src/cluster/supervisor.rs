@@ -7,8 +7,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use milpa_types::Role;
 use tracing::{error, info, warn};
 
 use super::embedded::Process;
@@ -40,27 +42,46 @@ pub fn run(directory: &Path) -> Outcome {
     let _lock = lock(directory)?;
     let io = |e: std::io::Error| Failure::user("cannot supervise the cluster").because(&e);
     std::fs::write(directory.join(PID_FILE), format!("{}\n", std::process::id())).map_err(io)?;
-    let stop = Arc::new(AtomicBool::new(false));
     let logs: PathBuf = directory.join("logs");
-    let watchers: Vec<_> = cluster
-        .file
-        .process
-        .iter()
-        .map(|process| {
-            let (process, logs, stop) = (process.clone(), logs.clone(), Arc::clone(&stop));
-            std::thread::spawn(move || keep_running(&process, &logs, &stop))
-        })
-        .collect();
+    let (managers, others): (Vec<_>, Vec<_>) =
+        cluster.file.process.iter().cloned().partition(|process| process.role == Role::Manager);
+    // Managers would take the nodes that end first for lost, and start again with two copies.
+    let managers = Watched::start(managers, &logs);
+    let others = Watched::start(others, &logs);
     wait_for_stop()?;
     info!("stopping the cluster");
-    stop.store(true, Ordering::Release);
-    for watcher in watchers {
-        if watcher.join().is_err() {
-            error!("a watcher panicked");
-        }
-    }
+    managers.stop();
+    others.stop();
     let _ = std::fs::remove_file(directory.join(PID_FILE));
     Ok(())
+}
+
+/// Processes that are kept running, and end together.
+struct Watched {
+    stop: Arc<AtomicBool>,
+    watchers: Vec<JoinHandle<()>>,
+}
+
+impl Watched {
+    fn start(processes: Vec<Process>, logs: &Path) -> Watched {
+        let stop = Arc::new(AtomicBool::new(false));
+        let start = |process: Process| {
+            let (logs, stop) = (logs.to_owned(), Arc::clone(&stop));
+            std::thread::spawn(move || keep_running(&process, &logs, &stop))
+        };
+        let watchers = processes.into_iter().map(start).collect();
+        Watched { stop, watchers }
+    }
+
+    /// Returns when all have ended.
+    fn stop(self) {
+        self.stop.store(true, Ordering::Release);
+        for watcher in self.watchers {
+            if watcher.join().is_err() {
+                error!("a watcher panicked");
+            }
+        }
+    }
 }
 
 /// Only one supervisor for a directory, however many are started at once.

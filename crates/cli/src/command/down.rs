@@ -8,8 +8,8 @@ use crate::cluster::{Cluster, process, supervisor};
 use crate::command::up::directory_of;
 use crate::failure::{Failure, Outcome};
 
-/// Longer than the supervisor gives its processes.
-const SUPERVISOR_GRACE: Duration = Duration::from_secs(20);
+/// Longer than the supervisor gives its managers, and then the others.
+const SUPERVISOR_GRACE: Duration = Duration::from_secs(30);
 /// For processes without a supervisor.
 const PROCESS_GRACE: Duration = Duration::from_secs(10);
 
