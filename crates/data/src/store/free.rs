@@ -139,6 +139,10 @@ fn dead_header(
     let Some(header_at) = run_start.checked_sub(PIECE_HEADER_BYTES as u64) else {
         return Ok(None);
     };
+    // Given back with its block: rot, or a crash while the log was full, may have taken the record.
+    if is_punched(store, extent, header_at / BLOCK_BYTES, run_start.div_ceil(BLOCK_BYTES)) {
+        return Ok(Some(header_at));
+    }
     let header = match piece::read_header(store, extent.id, header_at) {
         Ok(header) => header,
         Err(error @ StoreError::ReadFailed { .. }) => return Err(error),
@@ -171,7 +175,7 @@ pub(super) fn punch(
     }
     let runs = freed_runs(extent, start, end);
     for (first, last) in runs {
-        if is_punched(store, extent, &file, first, last) {
+        if is_punched(store, extent, first, last) {
             continue;
         }
         let punched = punch_run(store, extent, &file, first, last);
@@ -200,16 +204,10 @@ fn freed_runs(extent: &Extent, start: u64, end: u64) -> Vec<(u64, u64)> {
     runs
 }
 
-/// Whether all these blocks are marked as freed already. If that cannot be read they are marked
-/// again.
-fn is_punched(
-    store: &ExtentStore,
-    extent: &Arc<Extent>,
-    file: &super::disk::OpenFile,
-    first: u64,
-    last: u64,
-) -> bool {
-    let slots = extent.slots(&store.disk, file, first, last - first);
+/// Whether all blocks `[first, last)` are marked as freed already. No, if that cannot be read.
+fn is_punched(store: &ExtentStore, extent: &Arc<Extent>, first: u64, last: u64) -> bool {
+    let Ok(file) = store.file(extent) else { return false };
+    let slots = extent.slots(&store.disk, &file, first, last - first);
     slots.is_ok_and(|slots| slots.iter().all(|slot| matches!(slot, Slot::Freed { .. })))
 }
 

@@ -98,8 +98,25 @@ fn neighbours_that_die_give_back_the_blocks_between_them() {
     assert_eq!(world.store.read(small(), offsets[0], 1_000).unwrap().bytes, pattern(0, 1_000));
 }
 
-/// Story: a user keeps a copy of a data node's disk in a file. Its content holds piece headers;
-/// when the end of the file is cut off right behind one, 48 live bytes must not die.
+/// Found by the simulation (seed 821): rot took the record that a piece is dead, when its blocks had been
+/// given back. The word came again, the header was gone with its block and not known to be dead, and the
+/// extent stayed at this replica alone.
+#[test]
+fn a_header_that_went_with_its_block_is_dead() {
+    let mut world = world();
+    let offsets = [1, 2].map(|inode| add(&world.store, inode, &pattern(inode, 9_000)));
+    let length = world.length(small());
+    world.store.seal(small(), length).unwrap();
+    world.store.flush(&[(small(), length)]).unwrap();
+    free(&world.store, offsets[0], 9_000);
+    world.files.flip_bit(&world.store.directory.join("freed"), 20, 3).unwrap();
+    world = world.kill();
+    for offset in offsets {
+        free(&world.store, offset, 9_000);
+    }
+    assert_eq!(world.store.extent_count(), 0, "all dead and sealed: removed");
+}
+
 /// Found by the simulation (seed 99 with reads that fail): the header of a freed piece could not be read, so
 /// it stayed, at this replica alone.
 #[test]
@@ -125,6 +142,8 @@ fn a_header_that_could_not_be_read_goes_when_its_piece_is_freed_again() {
     }
 }
 
+/// Story: a user keeps a copy of a data node's disk in a file. Its content holds piece headers;
+/// when the end of the file is cut off right behind one, 48 live bytes must not die.
 #[test]
 fn content_that_looks_like_a_header_is_not_taken_for_one() {
     let world = world();
