@@ -86,8 +86,8 @@ impl Filling {
         Ok(Chunk { hole, bytes, checksums, lost: 0, fence })
     }
 
-    /// Bytes of one block that are damaged at the source: from another member, or the word that they are
-    /// lost. `Doubtful` while that is not known: a member may have them, or take for right what a crash
+    /// Bytes of one block that are damaged at the source: from another replica, or the word that they are
+    /// lost. `Doubtful` while that is not known: a replica may have them, or take for right what a crash
     /// left of them.
     pub(super) async fn fetch_or_lose(
         &self,
@@ -96,15 +96,15 @@ impl Filling {
         source: NodeId,
         applied: u64,
     ) -> Result<Chunk, DataError> {
-        let members = self.other_members().await?;
+        let holders = self.other_holders().await?;
         // Before they are asked: an overwrite may make the block whole meanwhile.
         let fence = self.fence(extent, applied).await?;
-        let mut is_lost = members.contains(&source);
-        for member in members {
-            match self.fetch(extent, offset, length, member, applied).await {
+        let mut is_lost = holders.contains(&source);
+        for holder in holders {
+            match self.fetch(extent, offset, length, holder, applied).await {
                 Ok(chunk) => return Ok(chunk),
                 Err(DataError::Corrupt { .. }) => {}
-                Err(DataError::NotHere | DataError::NoExtent) if member != source => {}
+                Err(DataError::NotHere | DataError::NoExtent) if holder != source => {}
                 Err(_) => is_lost = false,
             }
         }
@@ -118,11 +118,12 @@ impl Filling {
         Ok(Chunk { hole: 0, bytes, checksums, lost: length, fence })
     }
 
-    pub(super) async fn other_members(&self) -> Result<Vec<NodeId>, DataError> {
+    async fn other_holders(&self) -> Result<Vec<NodeId>, DataError> {
         let (partition, node) = (self.partition, self.shared.node);
-        let members = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.others(node));
-        let members = self.shared.ask_disk(self.disk, members).await.flatten();
-        members.ok_or(DataError::WrongPartition)
+        let holders =
+            move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.other_holders(node));
+        let holders = self.shared.ask_disk(self.disk, holders).await.flatten();
+        holders.ok_or(DataError::WrongPartition)
     }
 
     /// How much of the log a source must have applied: all that was handed to the extent here, applied

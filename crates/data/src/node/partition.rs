@@ -214,10 +214,9 @@ impl Partition {
         }
     }
 
-    /// The members but this node.
-    pub fn others(&self, node: NodeId) -> Vec<NodeId> {
-        let members = self.configuration.members.iter().copied();
-        members.filter(|member| *member != node).collect()
+    /// Who else may have bytes of it: the members first.
+    pub fn other_holders(&self, node: NodeId) -> Vec<NodeId> {
+        self.configuration.holders().filter(|holder| *holder != node).collect()
     }
 
     /// Whether this node takes part in the configuration in force.

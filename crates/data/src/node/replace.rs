@@ -50,7 +50,7 @@ impl Filling {
     }
 
     /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
-    /// a log index. A block that no member has whole is damaged here too: what was here may lack overwrites.
+    /// a log index. A block that nobody has whole is damaged here too: what was here may lack overwrites.
     pub async fn replace_all(
         &self,
         extent: ExtentId,
@@ -157,7 +157,7 @@ impl Disk {
         let Some(filling) = self.filling(id) else { return true };
         let Some(partition) = self.partitions.get_mut(&id) else { return true };
         partition.repairing.insert((extent, block));
-        let sources = partition.others(self.shared.node);
+        let sources = partition.other_holders(self.shared.node);
         tokio::task::spawn_local(async move {
             let repaired = filling.repair(extent, block, &sources).await;
             let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
@@ -195,7 +195,7 @@ impl Disk {
     ) {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get(&id) else { return };
-        let sources = partition.others(self.shared.node);
+        let sources = partition.other_holders(self.shared.node);
         tokio::task::spawn_local(async move {
             let result = filling.replace(extent, range, &sources, applied).await;
             filling.shared.ask_disk(filling.disk, move |disk| then(disk, result)).await;

@@ -608,6 +608,28 @@ fn a_damaged_block_is_repaired_from_another_replica() {
     });
 }
 
+/// Found by the simulation (seed 1055): the only whole copy of a block was on a replica that came back, and
+/// the members did not ask it.
+#[test]
+fn a_block_that_only_a_learner_has_is_repaired_from_it() {
+    run(async |cluster| {
+        let bytes = pattern(1, 200_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(learning(2, 3), &[1, 2]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        for node in [1, 2] {
+            cluster.damage(node, 50_000);
+        }
+        for node in [1, 2] {
+            let repaired = nodes::until("the block is repaired", async || {
+                cluster.read(node, extent, 0..200_000, false).await.ok()
+            });
+            assert_eq!(repaired.await, bytes, "node {node}");
+        }
+    });
+}
+
 /// Blocks that rotted on every member: a reader is told so, and does not wait for a repair that cannot be;
 /// what is around them is read, and copied to a member that is made anew.
 #[test]
@@ -764,12 +786,12 @@ fn a_replica_that_was_filled_knows_whose_bytes_it_holds() {
     });
 }
 
-/// Runs futures concurrently, in order of their results.
 /// Members 1 and 2, and a learner.
 fn learning(epoch: u64, learner: u32) -> Configuration {
     Configuration { learners: vec![NodeId(learner)], ..configuration(epoch, &[1, 2]) }
 }
 
+/// Runs futures concurrently, in order of their results.
 async fn join_all<T>(futures: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
     let mut pending: Vec<_> = futures.map(Box::pin).collect();
     let mut results: Vec<Option<T>> = pending.iter().map(|_| None).collect();
