@@ -242,6 +242,13 @@ pub enum DataError {
         /// Index of the block within the extent.
         block: u64,
     },
+    /// The block is damaged, and that may pass: its replica has yet to repeat its log, or may read it
+    /// the next time.
+    #[error("block {block} is damaged now, and may be whole soon")]
+    Unsettled {
+        /// Index of the block within the extent.
+        block: u64,
+    },
 }
 
 impl DataError {
@@ -250,7 +257,9 @@ impl DataError {
     pub fn next(&self) -> Next {
         use DataError as E;
         match self {
-            E::Busy | E::Doubtful { .. } | E::DamagedInTransit => Next::RetrySame,
+            E::Busy | E::Doubtful { .. } | E::Unsettled { .. } | E::DamagedInTransit => {
+                Next::RetrySame
+            }
             E::WrongPartition | E::StaleEpoch { .. } | E::NotPrimary { .. } => Next::RefreshRoute,
             E::Sealed { .. }
             | E::OutOfOrder { .. }

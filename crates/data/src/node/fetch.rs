@@ -18,21 +18,29 @@ pub(super) const FETCH_WAIT: Duration = Duration::from_secs(10);
 /// A source that is behind is asked again after this pause, and so many times.
 const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 const BEHIND_MAX: u32 = 200;
+/// A block that may be whole soon is waited for so many times.
+const UNSETTLED_MAX: u32 = 20;
 
 /// A chunk on its way from another replica to its place.
 pub(super) struct Chunk {
     pub hole: u64,
     pub bytes: Bytes,
     pub checksums: Vec<u32>,
-    /// Bytes, of one block, that no member has whole: they take the place of `bytes`.
+    /// Bytes, of one block, that nobody gave: they take the place of `bytes`.
     pub lost: u64,
     /// What this replica had applied when it asked.
     pub fence: u64,
 }
 
+impl Chunk {
+    fn without(lost: u64, fence: u64) -> Chunk {
+        Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
+    }
+}
+
 impl Filling {
     /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
-    /// `Doubtful` if all have answered and none has the bytes whole, so that this node may accept what a
+    /// `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and none has the bytes whole, so that this node may accept what a
     /// crash left here: of those who are in doubt the lowest goes first, and the others wait for it.
     pub(super) async fn fetch_from_any(
         &self,
@@ -43,12 +51,16 @@ impl Filling {
         applied: u64,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut refusals) = (sources.to_vec(), Vec::new());
-        for _ in 0..BEHIND_MAX {
-            let mut behind = Vec::new();
+        for tries in 0..BEHIND_MAX {
+            let (mut behind, mut unsettled) = (Vec::new(), None);
             for source in left {
                 match self.fetch(extent, offset, length, source, applied).await {
                     Ok(chunk) => return Ok(chunk),
                     Err(DataError::Busy) => behind.push(source),
+                    Err(error @ DataError::Unsettled { .. }) => {
+                        unsettled = Some(error);
+                        behind.push(source);
+                    }
                     Err(DataError::Doubtful { .. }) if source < self.shared.node => {
                         behind.push(source);
                     }
@@ -57,6 +69,9 @@ impl Filling {
             }
             if behind.is_empty() {
                 return Err(refused_by_all(&refusals, offset / BLOCK_BYTES));
+            }
+            if let Some(error) = unsettled.filter(|_| tries >= UNSETTLED_MAX) {
+                return Err(error);
             }
             left = behind;
             tokio::time::sleep(BEHIND_PAUSE).await;
@@ -96,9 +111,9 @@ impl Filling {
         source: NodeId,
         applied: u64,
     ) -> Result<Chunk, DataError> {
-        let holders = self.other_holders().await?;
         // Before they are asked: an overwrite may make the block whole meanwhile.
         let fence = self.fence(extent, applied).await?;
+        let holders = self.other_holders().await?;
         let mut is_lost = holders.contains(&source);
         for holder in holders {
             match self.fetch(extent, offset, length, holder, applied).await {
@@ -114,8 +129,24 @@ impl Filling {
         Metrics::get().lost_bytes.inc_by(length);
         tracing::error!(partition = %self.partition, %extent, offset, length,
             "bytes are damaged on every replica; the others of the extent are copied");
-        let (bytes, checksums) = (Bytes::new(), Vec::new());
-        Ok(Chunk { hole: 0, bytes, checksums, lost: length, fence })
+        Ok(Chunk::without(length, fence))
+    }
+
+    /// Bytes of one block from whoever gives them now, or a chunk without them.
+    pub(super) async fn fetch_or_leave(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        applied: u64,
+    ) -> Result<Chunk, DataError> {
+        // Before they are asked: an overwrite may make the block whole meanwhile.
+        let fence = self.fence(extent, applied).await?;
+        for holder in self.other_holders().await? {
+            if let Ok(chunk) = self.fetch(extent, offset, length, holder, applied).await {
+                return Ok(chunk);
+            }
+        }
+        Ok(Chunk::without(length, fence))
     }
 
     async fn other_holders(&self) -> Result<Vec<NodeId>, DataError> {

@@ -45,7 +45,7 @@ impl Filling {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from_any(extent, held, wanted, &[source], 0).await {
-                Err(DataError::Doubtful { block }) => {
+                Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
                     self.fetch_at_damage(extent, (held, wanted), block, source).await?
                 }
                 fetched => fetched?,

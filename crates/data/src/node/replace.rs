@@ -50,7 +50,9 @@ impl Filling {
     }
 
     /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
-    /// a log index. A block that nobody has whole is damaged here too: what was here may lack overwrites.
+    /// a log index. A block that nobody can give now is damaged here too, as what was here may lack
+    /// overwrites, and repaired like others later: what makes it whole at the leader may be in the log behind
+    /// the snapshot, and the log may not go on without this replica.
     pub async fn replace_all(
         &self,
         extent: ExtentId,
@@ -63,9 +65,12 @@ impl Filling {
         let mut from = 0;
         while from < length {
             let rest = (from, length - from);
-            let block = match self.replace(extent, rest, &[leader], applied).await {
-                Err(DataError::Doubtful { block }) => block,
-                replaced => return replaced,
+            let refused = match self.replace(extent, rest, &[leader], applied).await {
+                Err(refused) => refused,
+                Ok(()) => return Ok(()),
+            };
+            let (DataError::Doubtful { block } | DataError::Unsettled { block }) = refused else {
+                return Err(refused);
             };
             let damaged = block.saturating_mul(BLOCK_BYTES);
             if damaged > from {
@@ -73,7 +78,7 @@ impl Filling {
                 self.replace(extent, before, &[leader], applied).await?;
             }
             let place = (damaged, BLOCK_BYTES.min(length.saturating_sub(damaged)));
-            let chunk = self.fetch_or_lose(extent, place, leader, applied).await?;
+            let chunk = self.fetch_or_leave(extent, place, applied).await?;
             let fence = chunk.fence;
             let land = move |store: &ExtentStore| match chunk.lost {
                 0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk),

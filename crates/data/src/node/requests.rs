@@ -243,13 +243,12 @@ impl Disk {
                 let note = move |disk: &mut Disk| {
                     disk.note_damage(id, extent, &error);
                     let answered = match error {
-                        // The asker may take a damaged block for one that nobody has: this one may be
-                        // read the next time, and that one be whole when the log is repeated.
-                        StoreError::ReadFailed { .. } => DataError::Busy,
-                        StoreError::Corrupt { .. } | StoreError::Doubtful { .. }
+                        // The asker may take a damaged block for one that nobody has.
+                        StoreError::ReadFailed { block, .. } => DataError::Unsettled { block },
+                        StoreError::Corrupt { block } | StoreError::Doubtful { block }
                             if is_repeating =>
                         {
-                            DataError::Busy
+                            DataError::Unsettled { block }
                         }
                         error => data_error(error),
                     };

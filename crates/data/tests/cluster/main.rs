@@ -712,6 +712,36 @@ fn a_member_catches_up_though_no_other_has_a_block() {
     });
 }
 
+/// Found by the simulation (seed 3043): of two members one was far behind, and the other one, started again,
+/// had a block damaged. That one waited for its log to be repeated before it said that nobody has the block,
+/// and its log for the first one, which waited for the block.
+#[test]
+fn a_log_that_waits_for_a_member_and_a_block_that_waits_for_the_log_do_not_wait_for_ever() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..3_000]).await;
+        cluster.kill_node(3).await;
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            cluster.overwrite(&[1, 2], 1, extent, 1_000, &pattern(2, 3_000)).await;
+        }
+        cluster.configure(configuration(2, &[1, 3]), &[1]).await;
+        cluster.kill_node(2).await;
+        // In the log, and not committed without the one that is away.
+        let patch = bytes[..100].to_vec();
+        let waiting = cluster.try_overwrite(&[1], 2, extent, 290_000, &patch);
+        let refused = tokio::time::timeout(Duration::from_millis(300), waiting).await;
+        assert!(!matches!(refused, Ok(Ok(()))), "{refused:?}");
+        cluster.kill_node(1).await;
+        cluster.rot_extent(1, extent, 200_000);
+        cluster.start_node_without_scrub(1).await;
+        cluster.start_node(3).await;
+        cluster.configure(configuration(3, &[1, 3]), &[1, 3]).await;
+    });
+}
+
 /// The same (see the store's test): after a restart the log repeats an overwrite over a part of the
 /// rotten block. It comes from another replica; if nobody has it whole, it is taken as it is.
 #[test]
