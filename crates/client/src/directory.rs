@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use milpa_types::{Attributes, Columns, InodeId, MetaSlot, Name, Role};
+use milpa_types::{Attributes, Columns, InodeId, MetaSlot, Name};
 use milpa_wire::meta::{Content, MetaAnswer, MetaRead, READDIR_ENTRIES_MAX};
 use tokio::time::Instant;
 
@@ -89,9 +89,7 @@ impl Inner {
         }
         let options = &view.volume.volume.options;
         let copies = u64::from(options.replicas.max(1));
-        let nodes = view.volume.nodes.iter().filter(|node| node.role == Role::Data);
-        let disks = nodes.flat_map(|node| &node.disks).filter(|disk| disk.fenced.is_none());
-        let free = disks.map(|disk| disk.free_bytes).fold(0, u64::saturating_add) / copies;
+        let free = milpa_types::free_bytes(view.volume.nodes.iter()) / copies;
         let (capacity_bytes, free_bytes) = match options.capacity_bytes {
             0 => (used.saturating_add(free), free),
             capacity => (capacity, capacity.saturating_sub(used).min(free)),

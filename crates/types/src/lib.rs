@@ -22,5 +22,5 @@ pub use layout::{
 pub use name::{NAME_BYTES_MAX, Name, NameError, SYMLINK_BYTES_MAX};
 pub use topology::{
     DEFAULT_ZONE, DataPartition, Disk, Durability, MetaPartition, Node, NodeState, Role, Volume,
-    VolumeOptions, VolumeView, is_volume_name,
+    VolumeOptions, VolumeView, free_bytes, is_volume_name,
 };

@@ -1,5 +1,6 @@
 //! Nodes, disks, partitions and volumes, as the manager describes them to everybody else.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
@@ -122,6 +123,19 @@ pub struct Node {
     pub memory_bytes: u64,
     /// Disks that an operator wants empty.
     pub disks_draining: Vec<DiskId>,
+}
+
+/// Bytes that are free on the data disks in service. Directories on one physical disk of a server share
+/// what is free there: it counts once.
+pub fn free_bytes<'a>(nodes: impl Iterator<Item = &'a Node>) -> u64 {
+    let mut devices = BTreeMap::new();
+    for node in nodes.filter(|node| node.role == Role::Data) {
+        for disk in node.disks.iter().filter(|disk| disk.fenced.is_none()) {
+            let free: &mut u64 = devices.entry((node.address.ip(), disk.device)).or_default();
+            *free = disk.free_bytes.max(*free);
+        }
+    }
+    devices.into_values().fold(0, u64::saturating_add)
 }
 
 /// A meta partition, as clients route to it.
@@ -279,4 +293,41 @@ pub struct VolumeView {
 pub fn is_volume_name(name: &str) -> bool {
     let allowed = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-' || b == b'_';
     (1..=64).contains(&name.len()) && name.bytes().all(allowed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_free_on_a_physical_disk_counts_once() {
+        let disk = |device, free_bytes, fenced: Option<&str>| Disk {
+            id: DiskId(1),
+            path: String::new(),
+            capacity_bytes: 1000,
+            free_bytes,
+            used_bytes: 0,
+            device,
+            fenced: fenced.map(str::to_owned),
+        };
+        let node = |role, address: &str, disks| Node {
+            id: NodeId(1),
+            role,
+            address: address.parse().unwrap(),
+            http_address: address.parse().unwrap(),
+            zone: String::new(),
+            region: String::new(),
+            state: NodeState::Active,
+            disks,
+            memory_bytes: 0,
+            disks_draining: Vec::new(),
+        };
+        let nodes = [
+            node(Role::Data, "10.0.0.1:1", vec![disk(1, 100, None), disk(2, 30, None)]),
+            node(Role::Data, "10.0.0.1:2", vec![disk(1, 99, None)]),
+            node(Role::Data, "10.0.0.2:1", vec![disk(1, 7, None), disk(3, 500, Some("EIO"))]),
+            node(Role::Meta, "10.0.0.3:1", vec![disk(1, 1000, None)]),
+        ];
+        assert_eq!(free_bytes(nodes.iter()), 137);
+    }
 }

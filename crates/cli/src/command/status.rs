@@ -47,10 +47,7 @@ fn print_nodes(status: &ClusterStatus) {
         println!("{role:<8} {active} of {} nodes active", nodes.len());
     }
     let disks = status.nodes.iter().filter(|n| n.role == Role::Data).flat_map(|n| &n.disks);
-    let (mut used, mut free) = (0, 0);
-    for disk in disks {
-        used += disk.used_bytes;
-        free += disk.free_bytes;
-    }
+    let used = disks.map(|disk| disk.used_bytes).sum();
+    let free = milpa_types::free_bytes(status.nodes.iter());
     println!("disks    {} used by MilpaFS, {} free", show_bytes(used), show_bytes(free));
 }
