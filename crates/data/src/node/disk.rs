@@ -196,6 +196,7 @@ impl Disk {
         self.tick_overwrites(now);
         self.tick_alignment(now);
         self.tick_returned(now);
+        self.tick_left();
         self.tick_usage(now);
         self.tick_leaving();
         self.tick_scrub(now);

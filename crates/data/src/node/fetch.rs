@@ -32,6 +32,15 @@ pub(super) struct Chunk {
     pub fence: u64,
 }
 
+/// What a source that is in doubt about its own bytes means.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Doubt {
+    /// It is asked again until it has decided, if it comes first.
+    Waits,
+    /// It does not have them.
+    Refuses,
+}
+
 impl Chunk {
     fn without(lost: u64, fence: u64) -> Chunk {
         Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
@@ -40,8 +49,9 @@ impl Chunk {
 
 impl Filling {
     /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
-    /// `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and none has the bytes whole, so that this node may accept what a
-    /// crash left here: of those who are in doubt the lowest goes first, and the others wait for it.
+    /// `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and
+    /// none has the bytes whole, so that this node may accept what a crash left here: of those who are in
+    /// doubt the lowest goes first, and the others wait for it ([`Doubt::Waits`]).
     pub(super) async fn fetch_from_any(
         &self,
         extent: ExtentId,
@@ -49,6 +59,7 @@ impl Filling {
         length: u64,
         sources: &[NodeId],
         applied: u64,
+        doubt: Doubt,
     ) -> Result<Chunk, DataError> {
         let (mut left, mut refusals) = (sources.to_vec(), Vec::new());
         for tries in 0..BEHIND_MAX {
@@ -61,7 +72,9 @@ impl Filling {
                         unsettled = Some(error);
                         behind.push(source);
                     }
-                    Err(DataError::Doubtful { .. }) if source < self.shared.node => {
+                    Err(DataError::Doubtful { .. })
+                        if doubt == Doubt::Waits && source < self.shared.node =>
+                    {
                         behind.push(source);
                     }
                     Err(error) => refusals.push(error),
@@ -113,15 +126,19 @@ impl Filling {
     ) -> Result<Chunk, DataError> {
         // Before they are asked: an overwrite may make the block whole meanwhile.
         let fence = self.fence(extent, applied).await?;
-        let holders = self.other_holders().await?;
-        let mut is_lost = holders.contains(&source);
-        for holder in holders {
-            match self.fetch(extent, offset, length, holder, applied).await {
+        let (members, learners) = self.others().await?;
+        let mut is_lost = members.contains(&source) || learners.contains(&source);
+        for member in members {
+            match self.fetch(extent, offset, length, member, applied).await {
                 Ok(chunk) => return Ok(chunk),
                 Err(DataError::Corrupt { .. }) => {}
-                Err(DataError::NotHere | DataError::NoExtent) if holder != source => {}
+                Err(DataError::NotHere | DataError::NoExtent) if member != source => {}
                 Err(_) => is_lost = false,
             }
+        }
+        if let Some(chunk) = self.fetch_at_once(extent, (offset, length), &learners, applied).await
+        {
+            return Ok(chunk);
         }
         if !is_lost {
             return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
@@ -141,20 +158,37 @@ impl Filling {
     ) -> Result<Chunk, DataError> {
         // Before they are asked: an overwrite may make the block whole meanwhile.
         let fence = self.fence(extent, applied).await?;
-        for holder in self.other_holders().await? {
-            if let Ok(chunk) = self.fetch(extent, offset, length, holder, applied).await {
-                return Ok(chunk);
-            }
-        }
-        Ok(Chunk::without(length, fence))
+        let (members, learners) = self.others().await?;
+        let sources = [members, learners].concat();
+        let found = self.fetch_at_once(extent, (offset, length), &sources, applied).await;
+        Ok(found.unwrap_or(Chunk::without(length, fence)))
     }
 
-    async fn other_holders(&self) -> Result<Vec<NodeId>, DataError> {
+    /// From the first that has the bytes and gives them now.
+    pub(super) async fn fetch_at_once(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        sources: &[NodeId],
+        applied: u64,
+    ) -> Option<Chunk> {
+        for source in sources {
+            if let Ok(chunk) = self.fetch(extent, offset, length, *source, applied).await {
+                return Some(chunk);
+            }
+        }
+        None
+    }
+
+    /// The other members, and the other learners.
+    pub(super) async fn others(&self) -> Result<(Vec<NodeId>, Vec<NodeId>), DataError> {
         let (partition, node) = (self.partition, self.shared.node);
-        let holders =
-            move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.other_holders(node));
-        let holders = self.shared.ask_disk(self.disk, holders).await.flatten();
-        holders.ok_or(DataError::WrongPartition)
+        let others = move |disk: &mut Disk| {
+            let partition = disk.partitions.get(&partition)?;
+            Some((partition.others(node), partition.other_learners(node)))
+        };
+        let others = self.shared.ask_disk(self.disk, others).await.flatten();
+        others.ok_or(DataError::WrongPartition)
     }
 
     /// How much of the log a source must have applied: all that was handed to the extent here, applied

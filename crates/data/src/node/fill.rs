@@ -14,7 +14,7 @@ use milpa_wire::data::{DataAnswer, DataRequest, TRANSFER_BYTES_MAX};
 use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
 
 use super::disk::Disk;
-use super::fetch::{Chunk, FETCH_WAIT};
+use super::fetch::{Chunk, Doubt, FETCH_WAIT};
 use super::freed;
 use super::partition::answer_done;
 use super::shared::Shared;
@@ -44,12 +44,14 @@ impl Filling {
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
             let turn = self.shared.repair_turn(self.disk).await;
-            let chunk = match self.fetch_from_any(extent, held, wanted, &[source], 0).await {
-                Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
-                    self.fetch_at_damage(extent, (held, wanted), block, source).await?
-                }
-                fetched => fetched?,
-            };
+            let chunk =
+                match self.fetch_from_any(extent, held, wanted, &[source], 0, Doubt::Refuses).await
+                {
+                    Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
+                        self.fetch_at_damage(extent, (held, wanted), block, source).await?
+                    }
+                    fetched => fetched?,
+                };
             let got = chunk.hole + chunk.bytes.len() as u64 + chunk.lost;
             if got == 0 {
                 return Err(DataError::NotHere);
@@ -92,7 +94,7 @@ impl Filling {
         let damaged = block.saturating_mul(BLOCK_BYTES);
         if damaged > held {
             let before = wanted.min(damaged - held);
-            return self.fetch_from_any(extent, held, before, &[source], 0).await;
+            return self.fetch_from_any(extent, held, before, &[source], 0, Doubt::Refuses).await;
         }
         let length = wanted.min(BLOCK_BYTES - held % BLOCK_BYTES);
         self.fetch_or_lose(extent, (held, length), source, 0).await

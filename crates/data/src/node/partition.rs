@@ -179,6 +179,8 @@ pub(crate) struct Partition {
     pub offers: Offers,
     /// Damaged blocks that no member had whole, and how many repairs in a row have found that.
     pub lost: BTreeMap<(ExtentId, u64), u32>,
+    /// Blocks that a snapshot could not bring: damaged here, and not yet known to be lost.
+    pub left: BTreeSet<(ExtentId, u64)>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
 }
@@ -214,9 +216,16 @@ impl Partition {
         }
     }
 
-    /// Who else may have bytes of it: the members first.
-    pub fn other_holders(&self, node: NodeId) -> Vec<NodeId> {
-        self.configuration.holders().filter(|holder| *holder != node).collect()
+    /// The members but this node.
+    pub fn others(&self, node: NodeId) -> Vec<NodeId> {
+        let members = self.configuration.members.iter().copied();
+        members.filter(|member| *member != node).collect()
+    }
+
+    /// The learners but this node: they may give bytes, and nobody waits for them.
+    pub fn other_learners(&self, node: NodeId) -> Vec<NodeId> {
+        let learners = self.configuration.learners.iter().copied();
+        learners.filter(|learner| *learner != node).collect()
     }
 
     /// Whether this node takes part in the configuration in force.

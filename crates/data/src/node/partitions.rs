@@ -102,6 +102,7 @@ impl Partition {
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
             lost: BTreeMap::new(),
+            left: BTreeSet::new(),
             fetches: Rc::default(),
             offers: Offers::default(),
             allocated_bytes: 0,

@@ -9,9 +9,10 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 use crate::store::{Checksums, ExtentStore, StoreError};
 
 use super::disk::Disk;
-use super::fetch::Chunk;
+use super::fetch::{Chunk, Doubt};
 use super::fill::{Filling, held_bytes};
 use super::metrics::Metrics;
+use super::partition::Partition;
 
 /// After a failed repair the block is left alone for so long: two replicas that both have it damaged
 /// would otherwise set each other to work without end.
@@ -27,13 +28,14 @@ impl Filling {
         (offset, length): (u64, u64),
         sources: &[NodeId],
         applied: u64,
+        doubt: Doubt,
     ) -> Result<(), DataError> {
         let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
         let end = offset.saturating_add(length).next_multiple_of(BLOCK_BYTES).min(held);
         let mut at = offset / BLOCK_BYTES * BLOCK_BYTES;
         while at < end {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
-            let chunk = self.fetch_from_any(extent, at, wanted, sources, applied).await?;
+            let chunk = self.fetch_from_any(extent, at, wanted, sources, applied, doubt).await?;
             let (hole, fence) = (chunk.hole, chunk.fence);
             let got = hole + chunk.bytes.len() as u64;
             if got == 0 {
@@ -51,44 +53,56 @@ impl Filling {
 
     /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
     /// a log index. A block that nobody can give now is damaged here too, as what was here may lack
-    /// overwrites, and repaired like others later: what makes it whole at the leader may be in the log behind
-    /// the snapshot, and the log may not go on without this replica.
+    /// overwrites: what makes it whole at the leader may be in the log behind the snapshot, and the log may not
+    /// go on without this replica. Gives the blocks that were left so; they are to be repaired.
     pub async fn replace_all(
         &self,
         extent: ExtentId,
         length: u64,
         leader: NodeId,
         applied: u64,
-    ) -> Result<(), DataError> {
+    ) -> Result<Vec<u64>, DataError> {
         let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
         let length = length.min(held);
         let mut from = 0;
+        let (mut left, mut end) = (Vec::new(), length);
         while from < length {
-            let rest = (from, length - from);
-            let refused = match self.replace(extent, rest, &[leader], applied).await {
-                Err(refused) => refused,
-                Ok(()) => return Ok(()),
-            };
+            let range = (from, end - from);
+            let refused =
+                match self.replace(extent, range, &[leader], applied, Doubt::Refuses).await {
+                    Err(refused) => refused,
+                    Ok(()) => {
+                        (from, end) = (end, length);
+                        continue;
+                    }
+                };
             let (DataError::Doubtful { block } | DataError::Unsettled { block }) = refused else {
                 return Err(refused);
             };
             let damaged = block.saturating_mul(BLOCK_BYTES);
-            if damaged > from {
-                let before = (from, damaged - from);
-                self.replace(extent, before, &[leader], applied).await?;
+            if damaged > from && damaged < end {
+                // Before it there may be another one, to which the leader has not come.
+                end = damaged;
+                continue;
             }
+            if damaged != from {
+                return Err(refused);
+            }
+            end = length;
             let place = (damaged, BLOCK_BYTES.min(length.saturating_sub(damaged)));
             let chunk = self.fetch_or_leave(extent, place, applied).await?;
-            let fence = chunk.fence;
+            let (fence, is_left) = (chunk.fence, chunk.lost > 0);
             let land = move |store: &ExtentStore| match chunk.lost {
                 0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk),
                 _ => store.distrust(extent, block),
             };
             // None: an overwrite came between; the block is looked at again.
-            let landed = self.unless_overwritten(extent, fence, land).await?;
-            from = if landed.is_some() { damaged + BLOCK_BYTES } else { damaged };
+            if self.unless_overwritten(extent, fence, land).await?.is_some() {
+                left.extend(is_left.then_some(block));
+                from = damaged + BLOCK_BYTES;
+            }
         }
-        Ok(())
+        Ok(left)
     }
 
     /// Makes a damaged block whole again: from another member, or, if none has it whole, by accepting
@@ -100,8 +114,11 @@ impl Filling {
         sources: &[NodeId],
     ) -> Result<(), DataError> {
         let offset = block.saturating_mul(BLOCK_BYTES);
-        let replaced = self.replace(extent, (offset, 1), sources, 0).await;
+        let replaced = self.replace(extent, (offset, 1), sources, 0, Doubt::Waits).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
+            if self.replace_by_learners(extent, block).await? {
+                return Ok(());
+            }
             let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
             match self.on_extent(extent, accept).await {
                 Err(DataError::Corrupt { .. }) => {}
@@ -119,6 +136,21 @@ impl Filling {
         }
         let is_whole = self.is_whole(extent, block).await?;
         if is_whole { Ok(()) } else { replaced.and(asked).and(Err(DataError::Corrupt { block })) }
+    }
+
+    /// Whether one of those who learn gave the block.
+    async fn replace_by_learners(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
+        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        let place = (offset, BLOCK_BYTES.min(held.saturating_sub(offset)));
+        let (_, learners) = self.others().await?;
+        let Some(chunk) = self.fetch_at_once(extent, place, &learners, 0).await else {
+            return Ok(false);
+        };
+        let fence = chunk.fence;
+        let land = move |store: &ExtentStore| replace_chunk(store, extent, offset, &chunk);
+        self.unless_overwritten(extent, fence, land).await?;
+        self.is_whole(extent, block).await
     }
 
     /// Whether a block can be read; one that is no more needs no repair.
@@ -162,13 +194,17 @@ impl Disk {
         let Some(filling) = self.filling(id) else { return true };
         let Some(partition) = self.partitions.get_mut(&id) else { return true };
         partition.repairing.insert((extent, block));
-        let sources = partition.other_holders(self.shared.node);
+        let sources = partition.others(self.shared.node);
         tokio::task::spawn_local(async move {
             let repaired = filling.repair(extent, block, &sources).await;
             let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
+            let is_done = repaired.is_ok();
             let note = move |disk: &mut Disk| {
                 if let Some(partition) = disk.partitions.get_mut(&id) {
                     partition.note_lost(extent, block, is_lost);
+                    if is_done || partition.is_lost(extent, block) {
+                        partition.left.remove(&(extent, block));
+                    }
                 }
             };
             filling.shared.ask_disk(filling.disk, note).await;
@@ -189,6 +225,21 @@ impl Disk {
         true
     }
 
+    /// Repairs blocks that a snapshot could not bring, until they are whole or lost.
+    pub fn tick_left(&mut self) {
+        if self.is_fenced() {
+            return;
+        }
+        let left = |partition: &Partition| {
+            let some = partition.left.iter().take(REPAIRS_MAX);
+            some.map(|(extent, block)| (partition.id, *extent, *block)).collect::<Vec<_>>()
+        };
+        let left: Vec<_> = self.partitions.values().flat_map(left).collect();
+        for (id, extent, block) in left {
+            self.repair_block(id, extent, block);
+        }
+    }
+
     /// Replaces a range by another member's bytes, as of log index `applied` or later.
     pub fn repair_then(
         &mut self,
@@ -200,9 +251,9 @@ impl Disk {
     ) {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get(&id) else { return };
-        let sources = partition.other_holders(self.shared.node);
+        let sources = partition.others(self.shared.node);
         tokio::task::spawn_local(async move {
-            let result = filling.replace(extent, range, &sources, applied).await;
+            let result = filling.replace(extent, range, &sources, applied, Doubt::Waits).await;
             filling.shared.ask_disk(filling.disk, move |disk| then(disk, result)).await;
         });
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_raft::{InstallSnapshot, SnapshotDescriptor};
-use milpa_types::{DataError, NodeId, PartitionId};
+use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
 
 use crate::store::StoreError;
@@ -50,11 +50,11 @@ impl Disk {
         &mut self,
         id: PartitionId,
         snapshot: SnapshotDescriptor,
-        copied: Result<Configuration, DataError>,
+        copied: Result<Copied, DataError>,
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let configuration = match copied {
-            Ok(configuration) => configuration,
+        let Copied { configuration, left } = match copied {
+            Ok(copied) => copied,
             Err(error) => {
                 tracing::info!(partition = %id, %error, "the snapshot was not copied");
                 partition.is_installing = false;
@@ -74,6 +74,7 @@ impl Disk {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
                 partition.applying.borrow_mut().jump(index);
                 partition.is_installing = false;
+                partition.left.extend(left);
                 disk.driver.multi.snapshot_installed(id, index);
                 disk.enforce(id, configuration);
             }),
@@ -81,14 +82,22 @@ impl Disk {
     }
 }
 
+/// What came with a snapshot.
+struct Copied {
+    /// In force at the leader.
+    configuration: Configuration,
+    /// Blocks that nobody gave.
+    left: Vec<(ExtentId, u64)>,
+}
+
 /// Copies all overwritten extents, and learns the configuration in force at the leader.
 async fn copy(
     filling: &Filling,
     leader: NodeId,
     snapshot: &SnapshotDescriptor,
-) -> Result<Configuration, DataError> {
+) -> Result<Copied, DataError> {
     let configuration = configuration_with_us(filling, leader).await?;
-    let mut after = None;
+    let (mut after, mut left) = (None, Vec::new());
     loop {
         let request = DataRequest::ExtentInfo {
             partition: filling.partition,
@@ -99,7 +108,8 @@ async fn copy(
         let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
         let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
         for state in page.iter().filter(|state| state.overwritten) {
-            copy_extent(filling, leader, state, snapshot.position.index).await?;
+            let blocks = copy_extent(filling, leader, state, snapshot.position.index).await?;
+            left.extend(blocks.into_iter().map(|block| (state.extent, block)));
         }
         let last = page.last().map(|state| state.extent);
         if page.len() < EXTENT_STATES_MAX || last <= after {
@@ -110,7 +120,11 @@ async fn copy(
     let store = filling.store.clone();
     let flushed = filling.shared.run_slow(filling.disk, move || store.flush_all()).await;
     flushed.ok_or(DataError::Busy)?.map_err(DataError::from)?;
-    Ok(configuration)
+    if !left.is_empty() {
+        tracing::warn!(partition = %filling.partition, blocks = left.len(),
+            "blocks that are damaged at the leader did not come with the snapshot; they are repaired");
+    }
+    Ok(Copied { configuration, left })
 }
 
 async fn copy_extent(
@@ -118,25 +132,25 @@ async fn copy_extent(
     leader: NodeId,
     state: &ExtentState,
     index: u64,
-) -> Result<(), DataError> {
+) -> Result<Vec<u64>, DataError> {
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
     let mark = move || store.mark_overwritten(extent);
     match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
         Ok(()) => {}
         // Missing here: alignment brings all of it, from somebody who is as far in the log.
-        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(()),
+        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
     match filling.replace_all(extent, state.length, leader, index).await {
         // Removed at the leader meanwhile.
-        Err(DataError::NotHere | DataError::NoExtent) => Ok(()),
+        Err(DataError::NotHere | DataError::NoExtent) => Ok(Vec::new()),
         Err(error) => {
             tracing::info!(partition = %filling.partition, %extent, %error,
                 "an extent of the snapshot could not be copied");
             Err(error)
         }
-        Ok(()) => Ok(()),
+        copied => copied,
     }
 }
 

@@ -184,9 +184,11 @@ fn judge_block(
     let written = file.write_at(&raw, slot_offset(block));
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
     extent.slots_written(&store.disk, block, &raw, false);
+    let mut state = extent.state();
     if (block + 1) * BLOCK_BYTES > length {
-        extent.state().tail_crc = crc;
+        state.tail_crc = crc;
     }
+    state.writes += 1;
     Ok(())
 }
 

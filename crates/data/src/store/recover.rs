@@ -349,9 +349,12 @@ impl Scan<'_> {
             Slot::Live { crc, length } => Some((crc, usize::from(length))),
             Slot::Empty | Slot::Damaged => None,
         };
-        let verifies = |(crc, length): &(u32, usize)| {
-            bytes.get(..*length).is_some_and(|prefix| crc32c(prefix) == *crc)
-        };
+        let crc_of = |length: usize| bytes.get(..length).map(crc32c);
+        // Somebody knew better than the header, which is older.
+        if slot.is_some_and(|(crc, length)| crc_of(length).map(damaged) == Some(crc)) {
+            return 0;
+        }
+        let verifies = |(crc, length): &(u32, usize)| crc_of(*length) == Some(*crc);
         self.tails(block).chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
     }
 

@@ -262,3 +262,21 @@ fn a_damaged_last_block_stays_damaged_until_repaired() {
     repair(&world, &whole, 4);
     assert_eq!(world.read(0, 18_010).unwrap(), whole);
 }
+
+/// A block that is known to lack overwrites stays damaged, also if it is the last one and a header still
+/// has its old checksum, and if power fails once the extents are flushed.
+#[test]
+fn a_block_that_is_not_trusted_is_not_made_whole_by_a_restart() {
+    for block in [0, 2] {
+        for seed in 0..20 {
+            let world = World::with_extent();
+            world.append(&pattern(1, 10_000)).unwrap();
+            world.flush().unwrap();
+            world.store.distrust(LARGE, block).unwrap();
+            world.store.flush_all().unwrap();
+            let world = if seed == 0 { world.kill() } else { world.crash(seed) };
+            let read = world.read(block * BLOCK_BYTES, 100);
+            assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{block} {seed}: {read:?}");
+        }
+    }
+}
