@@ -780,6 +780,37 @@ fn a_block_that_rots_does_not_pass_for_one_that_a_crash_left_torn() {
     });
 }
 
+/// A learner that needs a snapshot, with the highest number, and members that are both in doubt about a block:
+/// it does not wait for them to decide, nor they for it.
+#[test]
+fn members_that_are_in_doubt_and_one_that_copies_from_them_do_not_wait_for_each_other() {
+    run(async |cluster| {
+        let members = [1, 2];
+        let bytes = pattern(1, 200_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.kill_node(3).await;
+        cluster.configure(learning(2, 3), &members).await;
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            cluster.overwrite(&members, 2, extent, 1_000, &pattern(2, 3_000)).await;
+        }
+        cluster.kill_nodes(&members).await;
+        for node in members {
+            cluster.start_node_with_long_log(node).await;
+        }
+        cluster.overwrite(&members, 2, extent, 50_000, &pattern(3, 3_000)).await;
+        cluster.kill_nodes(&members).await;
+        cluster.start_node(3).await;
+        for node in members {
+            cluster.rot_extent(node, extent, 49_200);
+            cluster.start_node_with_long_log(node).await;
+        }
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+    });
+}
+
 /// Bytes that no file got are deleted on the word of the inode's partition, and only those.
 #[test]
 fn unpublished_bytes_are_deleted_on_the_partitions_word() {
