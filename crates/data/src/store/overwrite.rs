@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Slot, block_count, damaged, doubtful, slot_offset};
-use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, lock, read, write_lock};
+use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, free, lock, read, write_lock};
 
 /// New bytes and where they go.
 struct Patch<'a> {
@@ -134,7 +134,10 @@ pub(super) fn repair_blocks(
     if !offset.is_multiple_of(BLOCK_BYTES) {
         return Err(StoreError::Invalid("a repair begins with a block"));
     }
-    replace(store, &extent, &file, &mut writer, &patch).map(drop)
+    replace(store, &extent, &file, &mut writer, &patch)?;
+    drop(writer);
+    // Headers of dead pieces, which could not be read before.
+    if id.is_small() { free::after_seal(store, &extent) } else { Ok(()) }
 }
 
 pub(super) fn accept_doubtful(
