@@ -243,10 +243,31 @@ fn punch_run(
 /// What a seal makes possible: all bytes are here now, and none will follow. What was freed before
 /// it arrived is given back, and the last block, or the whole extent, may have been waiting for it.
 pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<(), StoreError> {
-    let runs: Vec<(u64, u64)> = extent.state().dead.iter().collect();
+    let runs = extent.state().dead.iter().collect();
+    settle(store, extent, runs)
+}
+
+/// What the repair of bytes `[start, end)` makes possible: the headers among them, of pieces that are
+/// dead, can be read now.
+pub(super) fn after_repair(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    (start, end): (u64, u64),
+) -> Result<(), StoreError> {
+    let headers = start..end + PIECE_HEADER_BYTES as u64;
+    let runs = extent.state().dead.iter().filter(|(at, _)| headers.contains(at)).collect();
+    settle(store, extent, runs)
+}
+
+/// Looks at dead runs again, and gives back what can be.
+fn settle(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    runs: Vec<(u64, u64)>,
+) -> Result<(), StoreError> {
     let mut plan = Plan::default();
     for (start, end) in runs {
-        // The seal stands whatever the disk gives.
+        // The bytes stand whatever the disk gives.
         let header = dead_header(store, extent, start).unwrap_or(None);
         if let Some(header) = header {
             note_range(extent, header, start);
@@ -259,7 +280,7 @@ pub(super) fn after_seal(store: &ExtentStore, extent: &Arc<Extent>) -> Result<()
         plan.remove(extent.id);
     }
     match execute(store, &plan) {
-        // The seal stands; what the log could not take waits in memory.
+        // What the log could not take waits in memory.
         Err(StoreError::NoSpace) => Ok(()),
         result => result,
     }

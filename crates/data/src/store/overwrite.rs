@@ -136,8 +136,7 @@ pub(super) fn repair_blocks(
     }
     replace(store, &extent, &file, &mut writer, &patch)?;
     drop(writer);
-    // Headers of dead pieces, which could not be read before.
-    if id.is_small() { free::after_seal(store, &extent) } else { Ok(()) }
+    free::after_repair(store, &extent, (offset, patch.end()))
 }
 
 pub(super) fn accept_doubtful(
