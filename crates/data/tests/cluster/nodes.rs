@@ -35,6 +35,9 @@ const CLUSTER: ClusterId = ClusterId(42);
 /// Longer than anything takes; a test that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 const CALL_WAIT: Duration = Duration::from_secs(10);
+/// Milliseconds for which entries are kept for a member that is away, and well above that.
+const LOG_TRIM_MS: u64 = 1_000;
+const LOG_TRIMMED_AFTER: Duration = Duration::from_millis(3 * LOG_TRIM_MS);
 
 fn secret() -> Key {
     Key::from_hex(&"5a".repeat(32)).unwrap()
@@ -217,7 +220,7 @@ impl Cluster {
         let managers = vec![self.manager];
         let mut config = DataNodeConfig::new(directory, disks.to_vec(), any, any, managers);
         config.member_silent_ms = 500;
-        config.log_trim_ms = 1_000;
+        config.log_trim_ms = LOG_TRIM_MS;
         config.writer_silent_ms = 1_000;
         config.scrub_period_s = 10;
         config
@@ -485,6 +488,14 @@ impl Cluster {
         .await;
     }
 
+    /// Overwrites until the log begins behind what a node that is away has of it.
+    pub async fn overwrite_until_trimmed(&self, nodes: &[u32], epoch: u64, extent: ExtentId) {
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            self.overwrite(nodes, epoch, extent, 1_000, &pattern(2, 3_000)).await;
+        }
+    }
+
     /// One try, at whoever leads.
     pub async fn try_overwrite(
         &self,
@@ -593,6 +604,11 @@ fn disk_of(node: u32) -> DiskId {
 pub fn configuration(epoch: u64, members: &[u32]) -> Configuration {
     let members: Vec<NodeId> = members.iter().copied().map(NodeId).collect();
     Configuration { epoch: Epoch(epoch), primary: members[0], members, learners: Vec::new() }
+}
+
+/// Members 1 and 2, and a learner.
+pub fn learning(epoch: u64, learner: u32) -> Configuration {
+    Configuration { learners: vec![NodeId(learner)], ..configuration(epoch, &[1, 2]) }
 }
 
 pub fn checksums(bytes: &[u8]) -> Vec<u32> {
