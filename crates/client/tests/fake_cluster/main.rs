@@ -14,6 +14,7 @@ mod data;
 mod failures;
 mod files;
 mod loopback;
+mod losses;
 mod meta;
 mod names;
 mod sharing;
