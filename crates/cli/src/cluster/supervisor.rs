@@ -2,7 +2,7 @@
 //!
 //! It starts what does not run, adopts what an earlier supervisor left running, and starts again
 //! what ends. Killing the supervisor leaves its children running; stopping it (SIGTERM, which is
-//! what `milpa down` sends) stops them.
+//! what `milpa down` sends) stops them, the managers first.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
