@@ -76,6 +76,8 @@ pub struct Applying {
     waiting: BTreeMap<ExtentId, u32>,
     /// The last overwrite of each extent that was handed to the disk since the start.
     last: BTreeMap<ExtentId, u64>,
+    /// Up to here a snapshot has overwritten what it liked, or is about to.
+    covered: u64,
     /// Those that the disk could not do: the old bytes are there until another replica gives the new.
     hindered: BTreeMap<u64, ExtentId>,
 }
@@ -90,6 +92,7 @@ impl Applying {
             done: BTreeSet::new(),
             waiting: BTreeMap::new(),
             last: BTreeMap::new(),
+            covered: 0,
             hindered: BTreeMap::new(),
         }
     }
@@ -126,12 +129,20 @@ impl Applying {
             }
         }
         self.hindered.remove(&index);
-        self.done.insert(index);
+        if index > self.applied {
+            self.done.insert(index);
+        }
         let before = self.applied;
         while self.done.remove(&(self.applied + 1)) {
             self.applied += 1;
         }
         self.applied > before
+    }
+
+    /// A snapshot begins to take the place of the entries up to `index`, at any extent. From now on none
+    /// of them may land behind it, nor bytes that were fetched without them, even if the snapshot fails.
+    pub fn cover(&mut self, index: u64) {
+        self.covered = self.covered.max(index);
     }
 
     /// A snapshot took the place of the entries up to `index`.
@@ -160,10 +171,11 @@ impl Applying {
         self.waiting.contains_key(&extent)
     }
 
-    /// The last overwrite of this extent that was handed to the disk, 0 if none was.
+    /// The last entry that may have changed this extent here since the start, 0 if none: an overwrite
+    /// that was handed to the disk, or one that a snapshot stands for.
     #[must_use]
     pub fn last_of(&self, extent: ExtentId) -> u64 {
-        self.last.get(&extent).copied().unwrap_or(0)
+        self.last.get(&extent).copied().unwrap_or(0).max(self.covered)
     }
 
     /// Forgets which overwrites up to `index` were handed to the disk. Only while nobody fetches
@@ -233,12 +245,31 @@ mod tests {
         assert!(!applying.is_hindered(a));
     }
 
+    /// Story: bytes that were fetched before a snapshot landed behind it, without the overwrites that it
+    /// had brought; and an overwrite that the disk could not do was tried again over newer ones of it.
+    #[test]
+    fn what_is_older_than_a_snapshot_does_not_land_once_it_is_copied() {
+        let (a, b) = (ExtentId(1), ExtentId(2));
+        let mut applying = Applying::new(10);
+        applying.begin(11, Some(a));
+        applying.cover(50);
+        assert_eq!((applying.last_of(a), applying.last_of(b)), (50, 50));
+        // It failed, and an older one comes: what has landed of the first is there.
+        applying.cover(40);
+        applying.forget_until(50);
+        assert_eq!(applying.last_of(b), 50);
+        applying.jump(50);
+        applying.begin(51, Some(a));
+        assert_eq!((applying.last_of(a), applying.last_of(b)), (51, 50));
+    }
+
     #[test]
     fn a_snapshot_takes_the_place_of_entries() {
         let mut applying = Applying::new(0);
         applying.begin(1, None);
         applying.jump(50);
         assert_eq!(applying.applied(), 50);
+        assert!(!applying.finish(1, None), "it came too late");
         applying.begin(51, Some(ExtentId(1)));
         assert!(applying.finish(51, Some(ExtentId(1))));
         assert_eq!(applying.applied(), 51);

@@ -36,6 +36,7 @@ impl Disk {
         let Some(filling) = self.filling(id) else { return self.driver.multi.snapshot_failed(id) };
         if let Some(partition) = self.partitions.get_mut(&id) {
             partition.is_installing = true;
+            partition.applying.borrow_mut().cover(install.snapshot.position.index);
         }
         tracing::info!(partition = %id, leader = %install.from,
             index = install.snapshot.position.index, "copying a snapshot");
