@@ -15,6 +15,8 @@ pub const BATCH_REQUESTS_MAX: usize = 1024;
 
 /// Files and segments in one `MarkFlushed`, at most.
 pub const MARKS_MAX: usize = 4096;
+/// Extents in a [`MetaWrite::CutLostExtents`] at most.
+pub const LOST_EXTENTS_MAX: usize = 1024;
 
 /// What makes a mutating request one that is applied once (DESIGN.md section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -298,8 +300,7 @@ pub enum MetaWrite {
         /// How many, at most 65,536.
         count: u32,
     },
-    /// No replica has these bytes any more: they were never flushed, and power failed everywhere. The
-    /// file is cut there (`DataError::Lost` was the answer). Bytes that are marked flushed stay.
+    /// [`CutLostExtents`](MetaWrite::CutLostExtents) with a single one: kept for logs that have it.
     CutLost {
         /// The file.
         inode: InodeId,
@@ -310,6 +311,25 @@ pub enum MetaWrite {
         /// Its bytes from here on are lost.
         length: u64,
     },
+    /// No replica has these bytes any more: they were never flushed, and power failed everywhere. The
+    /// file is cut there (`DataError::Lost` was the answer). Bytes that are marked flushed stay.
+    CutLostExtents {
+        /// The file.
+        inode: InodeId,
+        /// All that it lacks, at most [`LOST_EXTENTS_MAX`].
+        lost: Vec<LostExtent>,
+    },
+}
+
+/// An extent that is shorter than a file believes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostExtent {
+    /// Its partition.
+    pub partition: PartitionId,
+    /// The extent.
+    pub extent: ExtentId,
+    /// Its bytes from here on are lost.
+    pub length: u64,
 }
 
 /// Bytes that become part of a file.
@@ -403,7 +423,7 @@ pub enum MetaAnswer {
         /// The directory's attributes after the change.
         directory: Attributes,
     },
-    /// GetAttributes, CutLost.
+    /// GetAttributes, CutLostExtents.
     Attributes(Attributes),
     /// SetAttributes, Publish.
     Changed {

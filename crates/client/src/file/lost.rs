@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{Column, Columns, ExtentId, PartitionId, Segment};
-use milpa_wire::meta::{MetaAnswer, MetaWrite};
+use milpa_wire::meta::{LOST_EXTENTS_MAX, LostExtent, MetaAnswer, MetaWrite};
 
 use super::FileState;
 use crate::error::FsError;
@@ -18,33 +18,46 @@ pub(super) type Gone = BTreeSet<(PartitionId, ExtentId)>;
 
 impl Inner {
     /// Has the file, whose content was just loaded, cut where bytes are missing that no replica has any
-    /// more. The last ones come first: behind a cut nothing is left that would keep the size. Gives
-    /// whether there were any.
+    /// more. Gives whether there were any.
     pub(crate) async fn cut_lost(&self, file: &FileState) -> Result<bool, FsError> {
-        let unflushed = file.shared().content.unflushed_segments();
-        let gone = self.gone_extents(file).await;
-        let mut is_cut = false;
-        for column in unflushed.iter().rev().filter_map(last_byte) {
-            let Column { partition, extent, .. } = column;
-            let length = match gone.contains(&(partition, extent)) {
-                true => 0,
-                false => match self.data.lost(column).await {
-                    Some(length) => length,
-                    None => continue,
-                },
-            };
+        let lost = self.lost_extents(file).await;
+        for LostExtent { partition, extent, length } in &lost {
             tracing::error!(
                 inode = %file.inode, %partition, %extent, length,
                 "bytes that were never synced are on no replica any more; the file is cut there"
             );
-            let write = MetaWrite::CutLost { inode: file.inode, partition, extent, length };
+        }
+        // The last ones come first: behind a cut nothing is left that would keep the size.
+        for lost in lost.chunks(LOST_EXTENTS_MAX) {
+            let write = MetaWrite::CutLostExtents { inode: file.inode, lost: lost.to_vec() };
             if let MetaAnswer::Attributes(cut) = self.meta.write(file.inode, write).await? {
                 self.attributes.put(file.inode, cut, tokio::time::Instant::now());
             }
-            is_cut = true;
         }
         self.reload(file).await?;
-        Ok(is_cut)
+        Ok(!lost.is_empty())
+    }
+
+    /// Extents that are shorter than the file believes, the last ones of the file first.
+    async fn lost_extents(&self, file: &FileState) -> Vec<LostExtent> {
+        let unflushed = file.shared().content.unflushed_segments();
+        let gone = self.gone_extents(file).await;
+        let (mut lost, mut known) = (Vec::new(), BTreeSet::new());
+        for column in unflushed.iter().rev().filter_map(last_byte) {
+            let Column { partition, extent, .. } = column;
+            if known.contains(&(partition, extent)) {
+                continue;
+            }
+            let length = match gone.contains(&(partition, extent)) {
+                true => Some(0),
+                false => self.data.lost(column).await,
+            };
+            if let Some(length) = length {
+                known.insert((partition, extent));
+                lost.push(LostExtent { partition, extent, length });
+            }
+        }
+        lost
     }
 
     /// Extents that the file, as it was just loaded, refers to with bytes that were never synced, and

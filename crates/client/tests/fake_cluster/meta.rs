@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use milpa_types::{
-    Attributes, Columns, ExtentId, FileKind, InodeId, MetaError, MetaSlot, Name, NodeId,
-    PartitionId, Segment, SessionId, Timestamp,
+    Attributes, Columns, FileKind, InodeId, MetaError, MetaSlot, Name, NodeId, PartitionId,
+    Segment, SessionId, Timestamp,
 };
 use milpa_wire::meta::{
-    Content, Entry, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics, MetaWrite,
-    NewInode, Publish, RequestId,
+    Content, Entry, LostExtent, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics,
+    MetaWrite, NewInode, Publish, RequestId,
 };
 
 use crate::cluster::META;
@@ -224,10 +224,10 @@ impl MetaNodes {
                 }
                 Ok(MetaAnswer::Done)
             }
-            MetaWrite::CutLost { inode, partition, extent, length } => {
+            MetaWrite::CutLostExtents { inode, lost } => {
                 count("cut_lost");
                 let it = self.inode(*inode)?;
-                it.cut_lost((*partition, *extent), *length);
+                it.cut_lost(lost);
                 Ok(MetaAnswer::Attributes(it.attributes))
             }
             MetaWrite::Release { inode } => {
@@ -384,12 +384,17 @@ impl Inode {
         }
     }
 
-    fn cut_lost(&mut self, place: (PartitionId, ExtentId), length: u64) {
+    fn cut_lost(&mut self, lost: &[LostExtent]) {
         for segment in std::mem::take(&mut self.segments).into_iter().rev() {
             let Columns::One(column) = segment.columns else { panic!("striped") };
-            let is_hit = (column.partition, column.extent) == place && !segment.flushed;
-            let there = length.saturating_sub(column.offset).min(segment.length);
-            let end = segment.offset + if is_hit { there } else { segment.length };
+            let is_it = |lost: &&LostExtent| {
+                (column.partition, column.extent) == (lost.partition, lost.extent)
+            };
+            let left = match lost.iter().find(is_it) {
+                Some(lost) if !segment.flushed => lost.length.saturating_sub(column.offset),
+                _ => segment.length,
+            };
+            let end = segment.offset + left.min(segment.length);
             if end < segment.end() && self.attributes.size == segment.end() {
                 self.attributes.size = end;
             }

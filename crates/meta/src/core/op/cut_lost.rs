@@ -4,29 +4,35 @@
 //! cannot be read is damage, and has to show. A file that ended with what is lost ends earlier; what
 //! was written behind it later, or extended by truncation, keeps its place behind a hole.
 
+use std::collections::BTreeMap;
+
 use milpa_types::{
     Columns, ExtentId, FileKind, InodeId, MetaError, PartitionId, Segment, SessionId, Timestamp,
 };
-use milpa_wire::meta::{MetaAnswer, MetaReply};
+use milpa_wire::meta::{LOST_EXTENTS_MAX, LostExtent, MetaAnswer, MetaReply};
 
 use super::super::Partition;
+
+/// What is left of extents, in bytes.
+type Lengths = BTreeMap<(PartitionId, ExtentId), u64>;
 
 impl Partition {
     pub(crate) fn cut_lost(
         &mut self,
         session: SessionId,
         id: InodeId,
-        extent: (PartitionId, ExtentId),
-        length: u64,
+        extents: &[LostExtent],
         now: Timestamp,
     ) -> MetaReply {
         let mut inode = self.writable(id, session)?;
-        if inode.kind != FileKind::File {
+        if inode.kind != FileKind::File || extents.len() > LOST_EXTENTS_MAX {
             return Err(MetaError::Invalid);
         }
+        let lengths: Lengths =
+            extents.iter().map(|lost| ((lost.partition, lost.extent), lost.length)).collect();
         let unflushed = self.segments(id).filter(|segment| !segment.flushed);
         let lost: Vec<Segment> =
-            unflushed.filter_map(|segment| lost_part(&segment, extent, length)).collect();
+            unflushed.filter_map(|segment| lost_part(&segment, &lengths)).collect();
         if lost.is_empty() {
             return Ok(MetaAnswer::Attributes(inode.attributes(id)));
         }
@@ -45,16 +51,10 @@ impl Partition {
     }
 }
 
-/// The part of a segment that lies in this extent at or above `length`.
-fn lost_part(
-    segment: &Segment,
-    (partition, extent): (PartitionId, ExtentId),
-    length: u64,
-) -> Option<Segment> {
+/// The part of a segment that lies where its extent has no bytes any more.
+fn lost_part(segment: &Segment, lengths: &Lengths) -> Option<Segment> {
     let Columns::One(column) = segment.columns else { return None };
-    if (column.partition, column.extent) != (partition, extent) {
-        return None;
-    }
+    let length = lengths.get(&(column.partition, column.extent))?;
     let there = length.saturating_sub(column.offset).min(segment.length);
     segment.clip(segment.offset + there, segment.end())
 }

@@ -14,7 +14,7 @@ mod rename;
 mod unlink;
 
 use milpa_types::MetaError;
-use milpa_wire::meta::{MetaAnswer, MetaReply, MetaWrite};
+use milpa_wire::meta::{LostExtent, MetaAnswer, MetaReply, MetaWrite};
 
 use super::Partition;
 use super::engine::{Context, Plan};
@@ -106,7 +106,12 @@ impl Partition {
             }),
             MetaWrite::GrantInodes { count } => self.grant_inodes(*count),
             MetaWrite::CutLost { inode, partition, extent, length } => {
-                self.cut_lost(session, *inode, (*partition, *extent), *length, request.now)
+                let (partition, extent, length) = (*partition, *extent, *length);
+                let lost = [LostExtent { partition, extent, length }];
+                self.cut_lost(session, *inode, &lost, request.now)
+            }
+            MetaWrite::CutLostExtents { inode, lost } => {
+                self.cut_lost(session, *inode, lost, request.now)
             }
             // Handled before, as they need no request id.
             MetaWrite::OpenSession | MetaWrite::CloseSession => Err(MetaError::Invalid),

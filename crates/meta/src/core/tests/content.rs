@@ -1,7 +1,7 @@
 //! Content maps: publish, truncate, delete; and what goes to the free list.
 
 use milpa_types::{AttributeChanges, FreedRange};
-use milpa_wire::meta::{Content, FlushedFile};
+use milpa_wire::meta::{Content, FlushedFile, LostExtent};
 use proptest::prelude::*;
 
 use super::*;
@@ -164,6 +164,30 @@ fn truncation_cuts_frees_and_fences_older_publishes() {
     assert_eq!((attributes.size, attributes.allocated, attributes.truncation), (1000, 30, 2));
 }
 
+fn cut_lost(f: &mut OneFile, lost: &[(ExtentId, u64)]) {
+    let lost = lost.iter().map(|(extent, length)| LostExtent {
+        partition: PartitionId(9),
+        extent: *extent,
+        length: *length,
+    });
+    let (inode, lost) = (f.file, lost.collect());
+    f.solo.write(MetaWrite::CutLostExtents { inode, lost }).unwrap();
+}
+
+/// Found by the simulation (seed 5182): one after the other, the first left a hole before the second,
+/// which then was the file's end.
+#[test]
+fn a_file_ends_before_lost_bytes_of_several_extents_that_take_turns() {
+    let mut f = OneFile::new();
+    let there = segment(0, 100, LARGE, 0);
+    let turns = [segment(100, 50, LARGE, 100), segment(150, 70, small(), 0)];
+    f.publish([vec![there.clone()], turns.to_vec(), vec![segment(220, 30, LARGE, 150)]].concat())
+        .unwrap();
+    cut_lost(&mut f, &[(LARGE, 100), (small(), 0)]);
+    assert_eq!(f.segments(), [there]);
+    assert_eq!(f.solo.stat(f.file).unwrap().size, 100);
+}
+
 #[test]
 fn a_file_is_cut_where_unflushed_bytes_are_lost() {
     let mut f = OneFile::new();
@@ -172,8 +196,7 @@ fn a_file_is_cut_where_unflushed_bytes_are_lost() {
     f.publish(vec![segment(150, 70, small(), 0), segment(220, 30, ExtentId(6), 0)]).unwrap();
     let before = f.solo.stat(f.file).unwrap();
     let cut = |f: &mut OneFile, extent, length| {
-        let (inode, partition) = (f.file, PartitionId(9));
-        f.solo.write(MetaWrite::CutLost { inode, partition, extent, length }).unwrap();
+        cut_lost(f, &[(extent, length)]);
         f.solo.stat(f.file).unwrap()
     };
     assert_eq!(cut(&mut f, ExtentId(7), 0), before, "not of this file");
