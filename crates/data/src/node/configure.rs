@@ -1,8 +1,9 @@
 //! Configurations: proposed by the manager, committed by the group, adopted by each member.
 
+use milpa_host::clock::now_ms;
 use milpa_host::rpc::Reply;
 use milpa_raft::{LogPosition, MemberChange, ProposeError};
-use milpa_types::{DataError, Epoch, PartitionId};
+use milpa_types::{DataError, Epoch, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
 
 use crate::overwrite::{EntryHead, encode_entry};
@@ -17,12 +18,16 @@ const MEMBERS_MAX: usize = 14;
 impl Disk {
     /// The manager's word to the group's leader.
     pub fn configure(&mut self, id: PartitionId, wanted: Configuration, reply: Reply) {
+        let node = self.shared.node;
         let partition = match self.partition(id) {
             Ok(partition) => partition,
             Err(error) => return answer(reply, Err(error)),
         };
         if !partition.leads() {
-            let error = partition.not_leader();
+            let error = match survivor_without(&wanted, &partition.configuration, node) {
+                Some(lost) => self.go_alone(id, lost),
+                None => partition.not_leader(),
+            };
             return answer(reply, Err(error));
         }
         if partition.configuration == wanted {
@@ -37,6 +42,18 @@ impl Disk {
         let proposed = self.propose_configuration(id, &wanted);
         let waiting = Waiting::Configure { configuration: wanted, replies: vec![reply] };
         self.proposed(id, proposed, waiting);
+    }
+
+    /// The other one of two members is lost for good (docs/decisions/0007): this one is to lead without
+    /// it, and then commits the configuration like any other. The managers repeat themselves until then.
+    fn go_alone(&mut self, id: PartitionId, lost: NodeId) -> DataError {
+        match self.driver.multi.go_alone(id, lost, now_ms()) {
+            Ok(()) | Err(ProposeError::Busy { .. }) => DataError::Busy,
+            Err(error) => {
+                tracing::info!(partition = %id, %lost, %error, "cannot go on alone");
+                DataError::NotPrimary { hint: None }
+            }
+        }
     }
 
     fn propose_configuration(
@@ -119,7 +136,10 @@ impl Disk {
 
 fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataError> {
     let current = present.epoch;
-    if wanted.epoch != Epoch(current.0.saturating_add(1)) {
+    // The survivor of two may have missed what was decided and could not be committed.
+    let is_survivor = wanted.members.len() == 1 && present.members.len() == 2;
+    let is_next = wanted.epoch == Epoch(current.0.saturating_add(1));
+    if !is_next && !(is_survivor && wanted.epoch > current) {
         return Err(DataError::StaleEpoch { current });
     }
     let members = &wanted.members;
@@ -134,6 +154,17 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
     } else {
         Err(DataError::Invalid)
     }
+}
+
+/// Whom this node is to go on without, if it is the survivor of two.
+fn survivor_without(
+    wanted: &Configuration,
+    present: &Configuration,
+    node: NodeId,
+) -> Option<NodeId> {
+    let is_survivor = wanted.members == [node] && present.members.len() == 2;
+    let others = || present.members.iter().copied().filter(|member| *member != node);
+    (is_survivor && check(wanted, present).is_ok()).then(others).and_then(|mut lost| lost.next())
 }
 
 /// Those who wait for the same configuration already.
@@ -154,14 +185,24 @@ fn waiting_for<'a>(
 
 #[cfg(test)]
 mod tests {
-    use milpa_types::NodeId;
-
     use super::*;
 
     fn configuration(epoch: u64, members: &[u32], primary: u32) -> Configuration {
         let members = members.iter().copied().map(NodeId).collect();
         let learners = Vec::new();
         Configuration { epoch: Epoch(epoch), members, primary: NodeId(primary), learners }
+    }
+
+    #[test]
+    fn the_survivor_of_two_goes_on_without_the_other_one() {
+        let pair = configuration(4, &[1, 2], 2);
+        let alone = configuration(5, &[1], 1);
+        assert_eq!(survivor_without(&alone, &pair, NodeId(1)), Some(NodeId(2)));
+        assert_eq!(survivor_without(&alone, &pair, NodeId(2)), None, "the word is for the other");
+        assert_eq!(survivor_without(&alone, &configuration(4, &[1, 2, 3], 2), NodeId(1)), None);
+        let missed_one = survivor_without(&configuration(6, &[1], 1), &pair, NodeId(1));
+        assert_eq!(missed_one, Some(NodeId(2)), "one epoch between could not be committed");
+        assert_eq!(survivor_without(&configuration(4, &[1], 1), &pair, NodeId(1)), None);
     }
 
     #[test]

@@ -68,6 +68,9 @@ impl Disk {
         if !partition.leads() {
             return Err(partition.not_leader());
         }
+        if partition.configuration.members.len() < 2 {
+            return Err(DataError::ReadOnly);
+        }
         if fenced {
             return Err(DataError::DiskFailed);
         }

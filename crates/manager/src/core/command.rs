@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use milpa_types::{
-    Disk, DiskId, InodeId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId,
+    Disk, DiskId, Epoch, InodeId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId,
     VolumeOptions,
 };
 use milpa_wire::data::Configuration;
@@ -163,6 +163,12 @@ pub enum CommandV1 {
         partition: PartitionId,
         /// All of them.
         members: Vec<NodeId>,
+    },
+    /// The members of data partitions were seen to hold the same: from then on each of them has every
+    /// acknowledged byte, and if two are left, either could go on alone (docs/decisions/0007).
+    MembersWhole {
+        /// Which partitions, and in which epoch.
+        partitions: Vec<(PartitionId, Epoch)>,
     },
 }
 

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeSet;
 
-use milpa_types::{DiskId, InodeId, ManagerError, MetaSlot, NodeId, PartitionId, VolumeId};
+use milpa_types::{DiskId, Epoch, InodeId, ManagerError, MetaSlot, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,8 @@ use super::command::{Applied, NewMetaPartition};
 use super::state::State;
 use super::volume::VolumeRecord;
 
-/// Writing needs two copies: no configuration has fewer members.
+/// Writing needs two copies: no configuration has fewer members, but that of a survivor, which takes no
+/// writes.
 pub const MEMBERS_MIN: usize = 2;
 
 /// A place for a copy.
@@ -176,8 +177,11 @@ impl State {
             return stale("another configuration came first");
         }
         let learners = &configuration.learners;
+        let present: BTreeSet<NodeId> = record.configuration.members.iter().copied().collect();
+        let is_whole = self.whole.get(&partition) == Some(&record.configuration.epoch);
+        let is_survivor = members.is_subset(&present) && self.whole.contains_key(&partition);
         if members.len() != configuration.members.len()
-            || members.len() < MEMBERS_MIN
+            || members.len() < MEMBERS_MIN && !is_survivor
             || learners.len() > 1
             || !members.contains(&configuration.primary)
             || !members.iter().chain(learners).all(holds)
@@ -186,7 +190,26 @@ impl State {
             return stale("not a configuration of this partition");
         }
         record.configuration = configuration.clone();
+        // It stays true while nobody joins.
+        if is_whole && members.is_subset(&present) {
+            self.whole.insert(partition, configuration.epoch);
+        }
         Applied::Done
+    }
+
+    pub(super) fn members_whole(&mut self, partitions: &[(PartitionId, Epoch)]) -> Applied {
+        for (partition, epoch) in partitions {
+            if self.data.get(partition).is_some_and(|now| now.configuration.epoch == *epoch) {
+                self.whole.insert(*partition, *epoch);
+            }
+        }
+        Applied::Done
+    }
+
+    /// Whether each member of a data partition had every acknowledged byte in that epoch.
+    #[must_use]
+    pub fn were_members_whole(&self, partition: PartitionId, epoch: Epoch) -> bool {
+        self.whole.get(&partition).is_some_and(|whole| *whole >= epoch)
     }
 
     pub(super) fn replicas_created(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {
@@ -226,6 +249,7 @@ impl State {
         }
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
+            self.whole.remove(id);
             self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();
             self.removals.insert(*id, Removal { kind: PartitionKind::Data, nodes });

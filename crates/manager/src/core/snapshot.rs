@@ -3,17 +3,22 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 2
+//!      4    4 format: 3; 2 is the same without the last field of the state
 //!      8    4 CRC32C of what follows
 //!     12    . the state (postcard)
 //! ```
 
+use std::collections::BTreeMap;
+
+use milpa_types::{Epoch, PartitionId};
 use milpa_wire::frame::crc32c;
 
 use super::state::State;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// Without `whole`.
+const FORMAT_WITHOUT_WHOLE: u32 = 2;
 const HEADER_BYTES: usize = 12;
 
 /// Bytes that are no state.
@@ -71,12 +76,17 @@ impl State {
         }
         let found = u32::from_le_bytes(*format);
         match found.cmp(&FORMAT) {
+            std::cmp::Ordering::Less if found == FORMAT_WITHOUT_WHOLE => {}
             std::cmp::Ordering::Less => return Err(SnapshotError::Older { found }),
             std::cmp::Ordering::Greater => return Err(SnapshotError::Newer { found }),
             std::cmp::Ordering::Equal => {}
         }
         if u32::from_le_bytes(*checksum) != crc32c(body) {
             return Err(SnapshotError::Damaged);
+        }
+        if found == FORMAT_WITHOUT_WHOLE {
+            let nothing = milpa_wire::encode(&BTreeMap::<PartitionId, Epoch>::new());
+            return milpa_wire::decode(&[body, &nothing].concat()).map_err(|_| malformed());
         }
         milpa_wire::decode(body).map_err(|_| malformed())
     }

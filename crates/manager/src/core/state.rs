@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use milpa_types::{ClusterId, NodeId, PartitionId, VolumeId};
+use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Command, CommandV1};
@@ -41,6 +41,9 @@ pub struct State {
     pub(super) task_next: u64,
     /// Replicas being made, by partition.
     pub(super) tasks: BTreeMap<PartitionId, Task>,
+    /// Data partitions of which each member has every acknowledged byte, with the epoch of which that is
+    /// known.
+    pub(super) whole: BTreeMap<PartitionId, Epoch>,
 }
 
 impl State {
@@ -61,6 +64,7 @@ impl State {
             removals: BTreeMap::new(),
             task_next: 1,
             tasks: BTreeMap::new(),
+            whole: BTreeMap::new(),
         }
     }
 
@@ -108,6 +112,7 @@ impl State {
             CommandV1::EndTask { partition, id, done } => self.end_task(*partition, *id, *done),
             CommandV1::DropReplica { partition, node } => self.drop_replica(*partition, *node),
             CommandV1::SetMembers { partition, members } => self.set_members(*partition, members),
+            CommandV1::MembersWhole { partitions } => self.members_whole(partitions),
         }
     }
 

@@ -5,17 +5,19 @@
 //! silent, whose disk is fenced, or that lost its replica leaves. A replica that is there and not a
 //! member, back or being made (`replace`), is a learner first, and becomes a member when it holds
 //! what the members hold (docs/decisions/0006). Never below two members (DESIGN.md section 5), and
-//! never without a majority of the old members, which the group needs to commit the change.
+//! never without a majority of the old members, which the group needs to commit the change; but for the
+//! survivor of two, when the other one is lost for good (docs/decisions/0007).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{Epoch, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::is_aligned;
+use super::health::{Place, data_place, is_aligned};
 use super::replace::{has_enough_members, surplus};
-use super::{Plan, View};
+use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord};
+use crate::loads::NodeLoad;
 
 /// The fewest members of a configuration.
 const MEMBERS_MIN: usize = 2;
@@ -30,6 +32,17 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         }
         plan.commands.push(CommandV1::SetConfiguration { partition: record.id, configuration });
     }
+    let seen = view.state.data_partitions().filter(|record| is_seen_whole(view, record));
+    let seen: Vec<_> = seen.map(|record| (record.id, record.configuration.epoch)).collect();
+    for partitions in seen.chunks(REPLICAS_PER_COMMAND) {
+        plan.commands.push(CommandV1::MembersWhole { partitions: partitions.to_vec() });
+    }
+}
+
+/// Whether all members hold the same, and that was not known in this epoch.
+fn is_seen_whole(view: View<'_>, record: &DataRecord) -> bool {
+    is_aligned(view, record)
+        && !view.state.were_members_whole(record.id, record.configuration.epoch)
 }
 
 fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {
@@ -47,8 +60,10 @@ fn next_configuration(
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<Configuration> {
     let present = &record.configuration;
-    if view.loads.adopted(record)?.epoch != present.epoch {
-        return None;
+    let adopted = view.loads.adopted(record)?;
+    let survivors = survivors_configuration(view, record, adopted);
+    if survivors.is_some() || adopted.epoch != present.epoch {
+        return survivors;
     }
     let members: BTreeSet<NodeId> = present.members.iter().copied().collect();
     let staying: BTreeSet<NodeId> =
@@ -65,7 +80,7 @@ fn next_configuration(
         && wanted.iter().all(|node| members.contains(node))
         && learners == present.learners;
     let has_majority = staying.len() * 2 > members.len();
-    if wanted.len() < MEMBERS_MIN || !has_majority || is_same {
+    if wanted.len() < MEMBERS_MIN.min(members.len()) || !has_majority || is_same {
         return None;
     }
     // A replica that has just come back lacks bytes: the primary is one that stayed.
@@ -77,6 +92,40 @@ fn next_configuration(
         *wanted.iter().filter(may_order).min_by_key(load)?
     };
     Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary, learners })
+}
+
+/// That of one of two members when the other one is lost for good (docs/decisions/0007): it takes no
+/// writes before another one has joined. Given to nobody who may lack an acknowledged byte; and to one of
+/// the two only, as the other one is in no configuration from then on. What was decided after the one
+/// that the two have adopted, they cannot commit.
+fn survivors_configuration(
+    view: View<'_>,
+    record: &DataRecord,
+    adopted: &Configuration,
+) -> Option<Configuration> {
+    let present = &record.configuration;
+    let survives = |node: &NodeId| may_stay(view, record, *node) && present.members.contains(node);
+    let (alive, lost): (Vec<NodeId>, Vec<NodeId>) =
+        adopted.members.iter().partition(|n| survives(n));
+    let ([survivor], [lost]) = (&alive[..], &lost[..]) else { return None };
+    let has_adopted = |load: &NodeLoad| {
+        load.data.get(&record.id).is_some_and(|report| report.configuration == *adopted)
+    };
+    let is_lost = match data_place(view, record, *lost) {
+        Place::Missing => true,
+        Place::Bad(reason) => reason.is_loss(),
+        Place::Good | Place::Coming | Place::Away => false,
+    };
+    let may = is_lost
+        && present.members.len() > 1
+        && view.state.were_members_whole(record.id, adopted.epoch)
+        && view.loads.report(*survivor).is_some_and(has_adopted);
+    may.then(|| Configuration {
+        epoch: Epoch(present.epoch.0 + 1),
+        members: alive.clone(),
+        primary: *survivor,
+        learners: Vec::new(),
+    })
 }
 
 /// The replica that is to become a member, if one is there to be filled. One that comes back lacks

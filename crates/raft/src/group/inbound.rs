@@ -15,6 +15,7 @@ const SNAPSHOT_ANSWER_MS: u64 = 1000;
 impl Group {
     /// Takes a message.
     pub(crate) fn step(&mut self, from: NodeId, message: Message, setting: &Setting, now_ms: u64) {
+        self.step_down_if_removed();
         let raft = &self.raw.raft;
         let is_current = message.term >= raft.term;
         match &message.body {
@@ -55,7 +56,7 @@ impl Group {
     }
 
     /// Whether the promise to the last leader, and to the one before a restart, has run out.
-    fn may_vote(&self, setting: &Setting, now_ms: u64) -> bool {
+    pub(super) fn may_vote(&self, setting: &Setting, now_ms: u64) -> bool {
         self.leader_heard_ms
             .is_none_or(|heard| now_ms >= heard.saturating_add(setting.config.election_min_ms))
     }
@@ -75,6 +76,21 @@ impl Group {
                     "leader counts on entries that are not in this log"
                 );
                 raw.commit = last;
+            }
+            MessageType::MsgAppend if raw.term >= raft.term => {
+                let log = &raft.raft_log;
+                let is_settled =
+                    |index| index <= log.committed && index > self.raw.store().mark.index;
+                let differs = |index, term| is_settled(index) && !log.match_term(index, term);
+                if raw.get_entries().iter().any(|entry| differs(entry.index, entry.term)) {
+                    tracing::error!(
+                        group = self.id.0,
+                        term = raw.term,
+                        committed = log.committed,
+                        "leader has other entries than those committed here"
+                    );
+                    return None;
+                }
             }
             MessageType::MsgAppendResponse if raw.term == raft.term && self.is_leader() => {
                 if !raw.reject {

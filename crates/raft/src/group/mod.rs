@@ -42,6 +42,7 @@ use crate::types::{
 };
 use crate::wal::{Record, mix};
 
+mod alone;
 mod inbound;
 mod outbound;
 
@@ -283,8 +284,13 @@ impl Group {
         LogPosition { term: self.raw.raft.term, index: log.last_index() }
     }
 
+    /// While a change of the members is in the log and has not taken effect, nothing is put behind it: the
+    /// old members could commit that without the new ones ([`go_alone`](Group::go_alone) rests on it).
     pub(crate) fn propose(&mut self, data: Bytes) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
+        if self.raw.raft.has_pending_conf() {
+            return Err(ProposeError::Busy { group: self.id });
+        }
         self.append(EntryType::EntryNormal, data, Bytes::new())?;
         Ok(self.last())
     }
@@ -386,18 +392,27 @@ impl Group {
         !self.has_undurable_log()
     }
 
+    /// A leader that is removed from the configuration leads no more: the library would panic when it
+    /// commits another entry. What committed the removal was sent before. True if it was so.
+    fn step_down_if_removed(&mut self) -> bool {
+        let raft = &self.raw.raft;
+        let is_removed = self.is_leader() && !raft.promotable() && !self.present.voters.is_empty();
+        if is_removed {
+            let term = raft.term;
+            self.raw.raft.become_follower(term, raft::INVALID_ID);
+            self.settle();
+        }
+        is_removed
+    }
+
     /// Lets one tick pass. True if there is something to collect.
     pub(crate) fn tick(&mut self) -> bool {
+        if self.step_down_if_removed() {
+            return true;
+        }
         let raft = &self.raw.raft;
-        if self.is_leader() {
-            if !raft.promotable() && !self.present.voters.is_empty() {
-                // Removed from the configuration. What committed the removal was sent before.
-                let term = raft.term;
-                self.raw.raft.become_follower(term, raft::INVALID_ID);
-                self.settle();
-                return true;
-            }
-        } else if self.has_undurable_log()
+        if !self.is_leader()
+            && self.has_undurable_log()
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout()
         {
             // A node whose disk stalls is no good leader; and the library requires that all of

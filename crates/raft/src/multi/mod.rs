@@ -297,6 +297,29 @@ impl MultiRaft {
         self.touch(group).is_some_and(|group| group.transfer_leader(to))
     }
 
+    /// Lets this node lead a group of two voters without the other one, who is lost for good. Propose
+    /// the change to a single voter as soon as this node leads, and call again until it is committed: a
+    /// crash forgets the word. It must never be given to both of the two.
+    ///
+    /// # Errors
+    ///
+    /// [`ProposeError::BadChange`] if this node is not one of two voters; `Busy` while a leader that it
+    /// has heard may still be one, or while it fetches a snapshot.
+    pub fn go_alone(
+        &mut self,
+        group: PartitionId,
+        without: NodeId,
+        now_ms: u64,
+    ) -> Result<(), ProposeError> {
+        self.tick(now_ms);
+        if self.has_failed {
+            return Err(ProposeError::LogFailed);
+        }
+        let found = self.groups.get_mut(&group).ok_or(ProposeError::NoGroup { group })?;
+        self.dirty.insert(group);
+        found.go_alone(without, &self.setting, now_ms)
+    }
+
     /// Makes this node stand for election without waiting for a timeout (pre-vote still asks).
     pub fn campaign(&mut self, group: PartitionId) -> bool {
         self.touch(group).is_some_and(Group::campaign)

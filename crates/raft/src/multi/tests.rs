@@ -10,6 +10,7 @@ use super::*;
 use crate::types::{ReadReady, Role};
 use crate::wal::{EntryKind, LogEntry};
 
+mod alone;
 mod founders;
 mod world;
 

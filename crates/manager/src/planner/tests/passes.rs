@@ -14,7 +14,7 @@ use proptest::prelude::*;
 use super::{World, nodes, settled};
 use crate::core::tests::{disk, registration};
 use crate::core::{
-    NewDataPartition, NewMetaPartition, PartitionKind, Registration, Replica, SplitState,
+    Applied, NewDataPartition, NewMetaPartition, PartitionKind, Registration, Replica, SplitState,
     VolumeState,
 };
 use crate::planner::*;
@@ -183,6 +183,52 @@ fn a_learner_that_has_lost_its_replica_is_made_again() {
     }
     world.wait(10_000);
     assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
+}
+
+/// One of three is away, and one of the two that are left loses its replica of partition 4.
+#[test]
+fn the_survivor_of_two_goes_on_alone_until_others_have_joined() {
+    let mut world = settled();
+    world.down.insert(NodeId(104));
+    world.wait(3000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105, 106]));
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&PartitionId(4));
+    for _ in 0..100 {
+        world.pass();
+        if world.data_record(4).configuration.members.len() == 1 {
+            break;
+        }
+    }
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]), "it has everything");
+    assert_eq!(world.data_record(5).configuration.members, nodes(&[105, 106]));
+    for _ in 0..100 {
+        world.pass();
+        assert!(world.data_record(4).configuration.members.contains(&NodeId(105)));
+    }
+    world.down.clear();
+    world.wait(20_000);
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
+}
+
+#[test]
+fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
+    let mut world = settled();
+    // One joins that was never seen to have all, before one of the others goes.
+    let record = world.data_record(4).clone();
+    for (members, epoch) in [(&[105, 106], 2), (&[104, 105], 3)] {
+        let members = nodes(members);
+        let primary = NodeId(105);
+        let learners = Vec::new();
+        let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
+        for report in world.data.values_mut().filter_map(|held| held.get_mut(&record.id)) {
+            (report.configuration, report.unaligned) = (configuration.clone(), 1);
+        }
+        let command = CommandV1::SetConfiguration { partition: record.id, configuration };
+        assert_eq!(world.log.apply(command), Applied::Done);
+    }
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&record.id);
+    world.wait(10_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
 
 #[test]

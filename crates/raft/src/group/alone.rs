@@ -1,0 +1,97 @@
+//! The survivor of a pair: one of two voters goes on when the other one is gone for good.
+//!
+//! Raft gives no way: a change of the members needs a majority of them, and of two that is both. But
+//! each of two has everything that was ever committed, if the change that made them two has taken
+//! effect *here* and none that gives another voter follows in this log. What stands before that change is in this log;
+//! and nothing was put behind it before it had taken effect at the leader ([`Group::propose`]), who
+//! from then on commits nothing without both. So nothing can be lost. What must not happen is that
+//! both go on:
+//!
+//! * Whoever gives the word (the managers, in their own log) gives it to one of them only.
+//! * The other one, should it come back, cannot lead. It needs the vote of this one, whose log begins,
+//!   before anything is acknowledged, a term that is far above any in which the other one can have led.
+//!
+//! Nothing is written for it. The library is told of the removal in memory, this one then wins every
+//! election, and the owner proposes the removal as a change like any other, which commits by the usual
+//! rules: to the library it removes nobody, to whoever reads the log it is the change. After a crash on
+//! the way the group has two voters again, and the word must be repeated.
+
+use milpa_types::NodeId;
+use raft::GetEntriesContext;
+use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
+
+use super::{Group, Setting};
+use crate::convert::{Change, raft_id};
+use crate::types::ProposeError;
+
+/// Each term takes an election, so nobody is so many terms ahead.
+const TERMS_AHEAD: u64 = 1 << 20;
+
+impl Group {
+    /// Lets this voter lead without the other one. Repeats change nothing.
+    pub(crate) fn go_alone(
+        &mut self,
+        without: NodeId,
+        setting: &Setting,
+        now_ms: u64,
+    ) -> Result<(), ProposeError> {
+        let group = self.id;
+        let voters = &self.present.voters;
+        if *voters == [self.node] && !self.present.is_joint() {
+            return Ok(());
+        }
+        let is_pair = voters.len() == 2 && voters.contains(&self.node) && voters.contains(&without);
+        if !is_pair || without == self.node || self.present.is_joint() {
+            return Err(ProposeError::BadChange { group, reason: "not one of two voters" });
+        }
+        let is_alone = self.raw.raft.prs().get(raft_id(without)).is_none();
+        if !is_alone {
+            // A leader that this one has just answered may still serve reads on the strength of it.
+            let may_be_led = !self.is_leader() && !self.may_vote(setting, now_ms);
+            if may_be_led
+                || self.install.is_some()
+                || self.has_undurable_log()
+                || self.may_gain_a_voter(without)
+            {
+                return Err(ProposeError::Busy { group });
+            }
+            self.leave(without)?;
+            tracing::warn!(group = group.0, %without, "going on alone: the other voter is lost");
+        }
+        self.campaign();
+        Ok(())
+    }
+
+    fn leave(&mut self, without: NodeId) -> Result<(), ProposeError> {
+        let change = Change { steps: vec![(2, without.0)], context: Vec::new() };
+        let raw: ConfChangeV2 = change.to_raft();
+        let refused = |_| ProposeError::BadChange { group: self.id, reason: "refused" };
+        self.raw.apply_conf_change(&raw).map_err(refused)?;
+        let term = self.raw.raft.term.saturating_add(TERMS_AHEAD);
+        self.raw.raft.become_follower(term, raft::INVALID_ID);
+        self.settle();
+        Ok(())
+    }
+
+    /// Whether a change follows in the log that has not taken effect here and gives another voter: it may
+    /// have taken effect elsewhere.
+    fn may_gain_a_voter(&self, without: NodeId) -> bool {
+        let log = &self.raw.raft.raft_log;
+        let (first, end) = (self.delivered + 1, log.last_index() + 1);
+        if first >= end {
+            return false;
+        }
+        let is_harmless = |entry: &Entry| {
+            let change = postcard::from_bytes::<Change>(&entry.context);
+            let is_kept = |&(kind, node): &(u8, u32)| match kind {
+                0 => false,
+                1 => !self.present.voters.contains(&NodeId(node)),
+                _ => node == without.0 || !self.present.voters.contains(&NodeId(node)),
+            };
+            entry.get_entry_type() == EntryType::EntryNormal
+                || change.is_ok_and(|change| change.steps.iter().all(is_kept))
+        };
+        let entries = log.slice(first, end, None, GetEntriesContext::empty(false));
+        entries.map_or(true, |all| !all.iter().all(is_harmless))
+    }
+}

@@ -1,0 +1,183 @@
+//! One of two voters goes on when the other one is gone for good.
+
+use bytes::Bytes;
+use milpa_types::{NodeId, PartitionId};
+
+use super::super::*;
+use super::world::{World, world};
+use crate::types::MemberChange;
+
+const GROUP: PartitionId = PartitionId(1);
+const FOR_GOOD_MS: u64 = 1 << 40;
+
+/// Tells `survivor` to go on without the other one until the group has it as its only voter. The
+/// other one may be back, and lead: then the change is its to make.
+fn leave_alone(world: &mut World, survivor: usize, lost: u32) {
+    let voters = vec![NodeId(survivor as u32)];
+    world.until("the survivor is alone", |world| {
+        let now_ms = world.now_ms;
+        let Some(multi) = &mut world.nodes[survivor].multi else { return false };
+        let _ = multi.go_alone(GROUP, NodeId(lost), now_ms);
+        if multi.status(GROUP).unwrap().members.voters == voters {
+            return true;
+        }
+        if let Some(leader) = world.leader(1) {
+            let change = MemberChange { voters: voters.clone(), learners: vec![] };
+            let why = Bytes::from_static(b"alone");
+            let _ = world.multi(leader).propose_change(GROUP, &change, why);
+        }
+        false
+    });
+}
+
+fn pair(seed: u64) -> World {
+    let mut world = world(seed, 3);
+    world.found(1, &[0, 1]);
+    world.until("a leader", |world| world.leader(1).is_some());
+    for i in 0..20 {
+        world.propose(1, format!("{i}"));
+        world.run(3);
+    }
+    world
+}
+
+#[test]
+fn the_survivor_of_a_pair_has_everything_and_takes_in_another() {
+    for seed in 0..20 {
+        let mut world = pair(seed);
+        let lost = (seed % 2) as usize;
+        let survivor = 1 - lost;
+        world.crash(lost, FOR_GOOD_MS);
+        world.run(3000);
+        assert_eq!(world.leader(1), None, "of two both are needed");
+        leave_alone(&mut world, survivor, lost as u32);
+        world.check();
+        world.multi(2).create_group(GROUP, &[], &[], false);
+        world.nodes[2].machines.entry(GROUP).or_default();
+        for (voters, learners) in [(vec![survivor], vec![2]), (vec![survivor, 2], vec![])] {
+            let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect();
+            let change = MemberChange { voters: nodes(&voters), learners: nodes(&learners) };
+            let wanted = Members::new(&change.voters, &change.learners);
+            world.until("the new one", |world| {
+                let multi = world.multi(survivor);
+                let _ = multi.propose_change(GROUP, &change, Bytes::from_static(b"another"));
+                multi.status(GROUP).unwrap().members == wanted
+            });
+        }
+        let position = world.propose(1, "of the new pair".into()).unwrap();
+        world.until("both have it", |world| {
+            [survivor, 2].iter().all(|&i| world.nodes[i].machines[&GROUP].index >= position.index)
+        });
+        world.check();
+    }
+}
+
+/// Goal: whatever the lost one has and wherever the survivor crashes on its way, when both are there
+/// again they agree, and what was acknowledged at any time is there. Method: the lost one keeps its
+/// disk and comes back, while the survivor is told again and again, and crashes now and then.
+#[test]
+fn a_lost_voter_that_comes_back_leads_nobody() {
+    for seed in 0..200 {
+        let mut world = pair(1000 + seed);
+        world.loss_percent = seed % 7;
+        let lost = (seed % 2) as usize;
+        let survivor = 1 - lost;
+        // What only one of them has: proposed and not replicated.
+        world.cut.insert((NodeId(0), NodeId(1)));
+        world.propose(1, "on one disk at most".into());
+        let cut_ms = world.draw(60);
+        world.run(cut_ms);
+        world.crash(lost, 200 + seed * 10);
+        world.cut.clear();
+        let down_ms = world.draw(20);
+        if world.draw(2) == 0 {
+            world.crash(survivor, down_ms);
+        }
+        world.run(down_ms + 1);
+        let now_ms = world.now_ms;
+        if let Some(multi) = &mut world.nodes[survivor].multi {
+            let _ = multi.go_alone(GROUP, NodeId(lost as u32), now_ms);
+        }
+        let alone_ms = world.draw(1000);
+        world.run(alone_ms);
+        if world.draw(2) == 0 {
+            world.crash(survivor, 10);
+            world.run(20);
+        }
+        leave_alone(&mut world, survivor, lost as u32);
+        for i in 0..10 {
+            world.propose(1, format!("alone {i}"));
+            world.run(10);
+        }
+        world.until("the lost one is back", |world| world.nodes[lost].multi.is_some());
+        world.run(1500);
+        assert_eq!(world.leader(1), Some(survivor));
+        let change = MemberChange {
+            voters: vec![NodeId(survivor as u32)],
+            learners: vec![NodeId(lost as u32)],
+        };
+        world.until("it learns", |world| {
+            let leader = world.leader(1).filter(|leader| *leader == survivor);
+            let Some(leader) = leader else { return false };
+            let multi = world.multi(leader);
+            let _ = multi.propose_change(GROUP, &change, Bytes::from_static(b"back"));
+            let last = world.nodes[survivor].machines[&GROUP].index;
+            world.nodes[lost].machines[&GROUP].index == last
+                && world.multi(leader).status(GROUP).unwrap().members.learners == change.learners
+        });
+        world.check();
+    }
+}
+
+#[test]
+fn only_one_of_two_voters_goes_on_alone_and_not_while_a_leader_may_serve() {
+    let mut three = world(7, 3);
+    three.found(1, &[0, 1, 2]);
+    three.run(300);
+    let now_ms = three.now_ms;
+    let refused = three.multi(1).go_alone(GROUP, NodeId(0), now_ms);
+    assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
+
+    let mut world = pair(8);
+    let leader = world.leader(1).unwrap();
+    let now_ms = world.now_ms;
+    let other = NodeId(leader as u32);
+    let refused = world.multi(1 - leader).go_alone(GROUP, other, now_ms);
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+    let refused = world.multi(leader).go_alone(GROUP, NodeId(2), now_ms);
+    assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
+}
+
+/// The story of two words that cross: the pair was to become three when one of the two was lost. The
+/// third one may have a say already, so the survivor does not go on without it.
+#[test]
+fn nobody_goes_on_alone_who_may_be_one_of_three() {
+    let mut world = pair(9);
+    let leader = world.leader(1).unwrap();
+    world.multi(2).create_group(GROUP, &[], &[], false);
+    world.nodes[2].machines.entry(GROUP).or_default();
+    let lost = 1 - leader;
+    world.crash(lost, FOR_GOOD_MS);
+    let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect::<Vec<_>>();
+    let change = MemberChange { voters: nodes(&[leader, lost, 2]), learners: vec![] };
+    world.multi(leader).propose_change(GROUP, &change, Bytes::new()).unwrap();
+    world.run(3000);
+    let now_ms = world.now_ms;
+    let refused = world.multi(leader).go_alone(GROUP, NodeId(lost as u32), now_ms);
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+}
+
+/// The word reaches a leader that has not noticed yet: it proposes the removal by itself, in vain.
+#[test]
+fn a_removal_that_was_proposed_in_vain_does_not_keep_the_survivor() {
+    let mut world = pair(10);
+    let leader = world.leader(1).unwrap();
+    let lost = 1 - leader;
+    world.crash(lost, FOR_GOOD_MS);
+    let change = MemberChange { voters: vec![NodeId(leader as u32)], learners: vec![NodeId(2)] };
+    world.multi(leader).propose_change(GROUP, &change, Bytes::new()).unwrap();
+    world.run(3000);
+    assert_eq!(world.leader(1), None);
+    leave_alone(&mut world, leader, lost as u32);
+    world.check();
+}
