@@ -56,6 +56,23 @@ impl Disk {
         }
     }
 
+    /// The survivor of two may have forgotten, with its log's newest commit index, that its group needs
+    /// nobody else. (What counts is the newest configuration that came out of the log, as in the group: the
+    /// one in force may be older.)
+    pub fn tick_alone(&mut self) {
+        let node = self.shared.node;
+        let alone = self.partitions.values().filter(|partition| {
+            partition.broken.is_none() && partition.state.configuration.members == [node]
+        });
+        let alone: Vec<PartitionId> = alone.map(|partition| partition.id).collect();
+        for id in alone {
+            let Some(status) = self.driver.multi.status(id) else { continue };
+            if let [one, other] = status.members.voters[..] {
+                self.go_alone(id, if one == node { other } else { one });
+            }
+        }
+    }
+
     fn propose_configuration(
         &mut self,
         id: PartitionId,

@@ -197,6 +197,7 @@ impl Disk {
         self.tick_alignment(now);
         self.tick_returned(now);
         self.tick_left();
+        self.tick_alone();
         self.tick_usage(now);
         self.tick_leaving();
         self.tick_scrub(now);

@@ -205,8 +205,8 @@ impl Filling {
 }
 
 /// What it means that every source has refused, in this order, to give bytes from block `first` on:
-/// `NoExtent` if the extent is gone everywhere, `Doubtful` if nobody has the bytes whole, else what the
-/// last one said.
+/// `NoExtent` if the extent is gone everywhere, `Doubtful` if nobody has the bytes whole (there may be
+/// nobody else), else what the last one said.
 fn refused_by_all(refusals: &[DataError], first: u64) -> DataError {
     let damaged = |refusal: &DataError| match refusal {
         DataError::Corrupt { block } | DataError::Doubtful { block } => Some(*block),
@@ -215,7 +215,8 @@ fn refused_by_all(refusals: &[DataError], first: u64) -> DataError {
     let lacks = |refusal: &DataError| {
         damaged(refusal).is_some() || matches!(refusal, DataError::NotHere | DataError::NoExtent)
     };
-    let is_gone = refusals.iter().all(|refusal| *refusal == DataError::NoExtent);
+    let is_gone =
+        !refusals.is_empty() && refusals.iter().all(|refusal| *refusal == DataError::NoExtent);
     if !is_gone && refusals.iter().all(lacks) {
         let block = refusals.iter().rev().find_map(damaged).unwrap_or(first);
         return DataError::Doubtful { block };
@@ -237,11 +238,11 @@ mod tests {
             (vec![corrupt.clone(), lacks.clone()], nowhere.clone()),
             (vec![gone.clone(), corrupt.clone()], nowhere.clone()),
             (vec![DataError::Doubtful { block: 7 }], nowhere),
-            (vec![lacks.clone(), gone.clone()], DataError::Doubtful { block: 2 }),
+            (vec![lacks, gone.clone()], DataError::Doubtful { block: 2 }),
             (vec![gone.clone(), gone.clone()], gone),
             (vec![silent.clone(), corrupt.clone()], corrupt.clone()),
             (vec![corrupt, silent.clone()], silent),
-            (vec![], lacks),
+            (vec![], DataError::Doubtful { block: 2 }),
         ] {
             assert_eq!(refused_by_all(&refusals, 2), meaning, "{refusals:?}");
         }
