@@ -98,12 +98,17 @@ pub(crate) fn log_entry(raw: &Entry) -> LogEntry {
     }
 }
 
+/// Kinds of steps of a [`Change`].
+pub(crate) const VOTER: u8 = 0;
+pub(crate) const LEARNER: u8 = 1;
+pub(crate) const REMOVED: u8 = 2;
+
 /// Our own description of a configuration change. It travels in the entry's context, so that
 /// nobody parses the library's protobuf in the entry's data (only the proposing leader does, its
 /// own). An entry without it is the leader's completion of a joint change.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Change {
-    /// Kind (0 voter, 1 learner, 2 remove) and node.
+    /// Kind and node.
     pub(crate) steps: Vec<(u8, u32)>,
     /// The proposer's bytes.
     pub(crate) context: Vec<u8>,
@@ -114,14 +119,14 @@ impl Change {
     pub(crate) fn between(present: &Members, wanted: &MemberChange, context: &[u8]) -> Change {
         let mut steps = Vec::new();
         for node in wanted.voters.iter().filter(|node| !present.voters.contains(node)) {
-            steps.push((0, node.0));
+            steps.push((VOTER, node.0));
         }
         for node in wanted.learners.iter().filter(|node| !present.learners.contains(node)) {
-            steps.push((1, node.0));
+            steps.push((LEARNER, node.0));
         }
         for node in present.voters.iter().chain(&present.learners) {
             if !wanted.voters.contains(node) && !wanted.learners.contains(node) {
-                steps.push((2, node.0));
+                steps.push((REMOVED, node.0));
             }
         }
         Change { steps, context: context.to_vec() }
@@ -132,8 +137,8 @@ impl Change {
             let node_id = raft_id(NodeId(node));
             let mut single = ConfChangeSingle { node_id, ..ConfChangeSingle::default() };
             single.set_change_type(match kind {
-                0 => ConfChangeType::AddNode,
-                1 => ConfChangeType::AddLearnerNode,
+                VOTER => ConfChangeType::AddNode,
+                LEARNER => ConfChangeType::AddLearnerNode,
                 _ => ConfChangeType::RemoveNode,
             });
             single

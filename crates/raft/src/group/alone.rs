@@ -2,26 +2,29 @@
 //!
 //! Raft gives no way: a change of the members needs a majority of them, and of two that is both. But
 //! each of two has everything that was ever committed, if the change that made them two has taken
-//! effect *here* and none that gives another voter follows in this log. What stands before that change is in this log;
-//! and nothing was put behind it before it had taken effect at the leader ([`Group::propose`]), who
-//! from then on commits nothing without both. So nothing can be lost. What must not happen is that
-//! both go on:
+//! effect *here* and none that gives another voter follows in this log. What stands before that change
+//! is in this log; and nothing was put behind it before it had taken effect at the leader
+//! ([`Group::propose`]), who from then on commits nothing without both. So nothing can be lost. What
+//! must not happen is that both go on:
 //!
 //! * Whoever gives the word (the managers, in their own log) gives it to one of them only.
 //! * The other one, should it come back, cannot lead. It needs the vote of this one, whose log begins,
 //!   before anything is acknowledged, a term that is far above any in which the other one can have led.
 //!
-//! Nothing is written for it. The library is told of the removal in memory, this one then wins every
-//! election, and the owner proposes the removal as a change like any other, which commits by the usual
+//! If a change that gives another voter follows in this log, the two may be three already: then it
+//! takes effect here at once, as in Raft's thesis, and this one goes on with the third one's vote.
+//!
+//! Nothing is written for it. The library is told of the change in memory, this one then wins the
+//! elections, and the owner proposes the removal as a change like any other, which commits by the usual
 //! rules: to the library it removes nobody, to whoever reads the log it is the change. After a crash on
 //! the way the group has two voters again, and the word must be repeated.
 
 use milpa_types::NodeId;
 use raft::GetEntriesContext;
-use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
+use raft::eraftpb::{ConfChangeV2, EntryType};
 
 use super::{Group, Setting};
-use crate::convert::{Change, raft_id};
+use crate::convert::{Change, REMOVED, VOTER};
 use crate::types::ProposeError;
 
 /// Each term takes an election, so nobody is so many terms ahead.
@@ -44,15 +47,10 @@ impl Group {
         if !is_pair || without == self.node || self.present.is_joint() {
             return Err(ProposeError::BadChange { group, reason: "not one of two voters" });
         }
-        let is_alone = self.raw.raft.prs().get(raft_id(without)).is_none();
-        if !is_alone {
+        if !self.has_left {
             // A leader that this one has just answered may still serve reads on the strength of it.
             let may_be_led = !self.is_leader() && !self.may_vote(setting, now_ms);
-            if may_be_led
-                || self.install.is_some()
-                || self.has_undurable_log()
-                || self.may_gain_a_voter(without)
-            {
+            if may_be_led || self.install.is_some() || self.has_undurable_log() {
                 return Err(ProposeError::Busy { group });
             }
             self.leave(without)?;
@@ -63,35 +61,42 @@ impl Group {
     }
 
     fn leave(&mut self, without: NodeId) -> Result<(), ProposeError> {
-        let change = Change { steps: vec![(2, without.0)], context: Vec::new() };
-        let raw: ConfChangeV2 = change.to_raft();
+        let busy = ProposeError::Busy { group: self.id };
+        let change = match self.new_voter().ok_or(busy)? {
+            Some(third) => Change { steps: vec![(VOTER, third.0)], context: Vec::new() },
+            None => Change { steps: vec![(REMOVED, without.0)], context: Vec::new() },
+        };
         let refused = |_| ProposeError::BadChange { group: self.id, reason: "refused" };
+        let raw: ConfChangeV2 = change.to_raft();
         self.raw.apply_conf_change(&raw).map_err(refused)?;
         let term = self.raw.raft.term.saturating_add(TERMS_AHEAD);
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
+        self.has_left = true;
         Ok(())
     }
 
-    /// Whether a change follows in the log that has not taken effect here and gives another voter: it may
-    /// have taken effect elsewhere.
-    fn may_gain_a_voter(&self, without: NodeId) -> bool {
+    /// The voter given by a change that follows in the log and has not taken effect here. `None` if there
+    /// is more than one step to it.
+    fn new_voter(&self) -> Option<Option<NodeId>> {
         let log = &self.raw.raft.raft_log;
         let (first, end) = (self.delivered + 1, log.last_index() + 1);
         if first >= end {
-            return false;
+            return Some(None);
         }
-        let is_harmless = |entry: &Entry| {
-            let change = postcard::from_bytes::<Change>(&entry.context);
-            let is_kept = |&(kind, node): &(u8, u32)| match kind {
-                0 => false,
-                1 => !self.present.voters.contains(&NodeId(node)),
-                _ => node == without.0 || !self.present.voters.contains(&NodeId(node)),
-            };
-            entry.get_entry_type() == EntryType::EntryNormal
-                || change.is_ok_and(|change| change.steps.iter().all(is_kept))
-        };
-        let entries = log.slice(first, end, None, GetEntriesContext::empty(false));
-        entries.map_or(true, |all| !all.iter().all(is_harmless))
+        let entries = log.slice(first, end, None, GetEntriesContext::empty(false)).ok()?;
+        let mut changes = entries.iter().filter(|e| e.get_entry_type() != EntryType::EntryNormal);
+        let mut found = None;
+        changes.try_for_each(|entry| {
+            let change = postcard::from_bytes::<Change>(&entry.context).ok()?;
+            let gains = change.steps.iter().any(|(kind, _)| *kind == VOTER);
+            match change.steps[..] {
+                [(VOTER, node)] if found.is_none() => found = Some(NodeId(node)),
+                _ if gains => return None,
+                _ => {}
+            }
+            Some(())
+        })?;
+        Some(found)
     }
 }

@@ -130,6 +130,8 @@ pub(crate) struct Group {
     /// How often this founding member will still ask for votes out of turn.
     founding_attempts: u32,
     founding_ticks: usize,
+    /// The library's members differ from those of the log: this one goes on without another.
+    has_left: bool,
 }
 
 fn role_of(state: StateRole) -> Role {
@@ -205,6 +207,7 @@ impl Group {
             failures: Vec::new(),
             founding_attempts: 0,
             founding_ticks: 0,
+            has_left: false,
         };
         group.settle();
         Ok(group)

@@ -210,6 +210,7 @@ impl Group {
             Ok(state) => {
                 let members = members(&state);
                 self.present = members.clone();
+                self.has_left = false;
                 self.history.push_back((index, members.clone()));
                 Payload::Members { members, context: change.context.into() }
             }
