@@ -212,6 +212,7 @@ impl Group {
                 self.present = members.clone();
                 self.has_left = false;
                 self.history.push_back((index, members.clone()));
+                self.write_commit();
                 Payload::Members { members, context: change.context.into() }
             }
             Err(error) => {
@@ -219,6 +220,15 @@ impl Group {
                 Payload::Empty
             }
         }
+    }
+
+    /// Has the commit index written with this batch. After a restart the members are those of the log as
+    /// far as it is known to be committed: a voter that took itself for a learner again would not stand
+    /// for election, though nobody else may have its newest entries.
+    fn write_commit(&mut self) {
+        let hard = &self.raw.store().hard_state;
+        let (term, vote, commit) = (hard.term, some_node(hard.vote), hard.commit);
+        self.queued.push(Record::HardState { group: self.id, term, vote, commit });
     }
 
     fn send(&mut self, raws: Vec<Raw>, out: &mut Collected, setting: &Setting, now_ms: u64) {

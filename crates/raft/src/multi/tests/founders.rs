@@ -92,3 +92,38 @@ fn nothing_is_put_behind_a_change_that_has_not_taken_effect() {
         assert!(!world.multi(0).status(group).unwrap().members.contains(NodeId(0)));
     }
 }
+
+/// The story (simulation, seed 2680 with lying disks): a learner had become a voter, and its log was the
+/// newest when the leader was lost; after a restart it took itself for a learner, as the commit index was
+/// not on its disk, and stood for no election. The third one could not win one.
+#[test]
+fn a_new_voter_knows_after_a_restart_that_it_is_one() {
+    let group = PartitionId(1);
+    for seed in 0..20 {
+        let mut world = world(seed, 3);
+        world.found(1, &[0, 1]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        world.multi(2).create_group(group, &[], &[], false);
+        world.nodes[2].machines.entry(group).or_default();
+        let nodes = |list: &[u32]| list.iter().map(|&i| NodeId(i)).collect::<Vec<_>>();
+        let mut before = None;
+        for (voters, learners) in [(&[0, 1][..], &[2][..]), (&[0, 1, 2], &[])] {
+            before = world.nodes[2].machines.get(&group).cloned();
+            let change = MemberChange { voters: nodes(voters), learners: nodes(learners) };
+            let wanted = Members::new(&change.voters, &change.learners);
+            world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+            world.until("the change", |world| {
+                let members =
+                    |i: usize| world.nodes[i].multi.as_ref()?.status(group).map(|s| s.members);
+                [0, 2].iter().all(|&i| members(i).as_ref() == Some(&wanted))
+            });
+        }
+        world.run(50);
+        world.crash(2, 10);
+        // Its state machine had not been flushed since.
+        world.nodes[2].machines.insert(group, before.unwrap());
+        world.run(20);
+        let members = world.multi(2).status(group).unwrap().members;
+        assert!(members.voters.contains(&NodeId(2)), "seed {seed}: {members:?}");
+    }
+}
