@@ -103,6 +103,66 @@ fn a_data_node_lost_for_good_is_replaced_under_load() {
     finish(&mut bed, load);
 }
 
+/// One of three is away, and another one is lost for good: the third has every acknowledged byte, also
+/// those that were overwritten in place. It goes on alone, and takes in the one that comes back.
+#[test]
+fn the_last_of_three_goes_on_alone_and_takes_in_who_comes_back() {
+    let mut bed = Testbed::start_impatient(&["--nodes", "3"]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("files");
+    std::fs::create_dir(&directory).unwrap();
+    let write = |numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            load::write_synced(&load::path(&directory, number), &load::content(number)).unwrap();
+        }
+    };
+    let mut changed = load::pattern(1, 300_000);
+    load::write_synced(&mount.path.join("changed"), &changed).unwrap();
+    write(0..20);
+    let ids = ["data1", "data2", "data3"].map(|name| bed.node_id(name).unwrap());
+    let all_have = |bed: &Testbed, wanted: &[u64]| {
+        let have = |partition: &Value| {
+            let members = partition["members"].as_array().into_iter().flatten();
+            let mut members: Vec<u64> = members.filter_map(Value::as_u64).collect();
+            members.sort_unstable();
+            members == wanted
+        };
+        let partitions = partitions(bed, "data");
+        !partitions.is_empty() && partitions.iter().all(have)
+    };
+    let wait = |bed: &Testbed, what: &str, wanted: &[usize]| {
+        let mut wanted: Vec<u64> = wanted.iter().map(|index| ids[*index]).collect();
+        wanted.sort_unstable();
+        bed.wait_until(what, HEAL_MAX, |bed| all_have(bed, &wanted)).unwrap();
+    };
+
+    let away = bed.process("data1").unwrap().clone();
+    away.signal(libc::SIGSTOP).unwrap();
+    wait(&bed, "two members", &[1, 2]);
+    write(20..40);
+    let file = std::fs::File::options().write(true).open(mount.path.join("changed")).unwrap();
+    changed[100_000..150_000].copy_from_slice(&load::pattern(2, 50_000));
+    std::os::unix::fs::FileExt::write_all_at(&file, &changed[100_000..150_000], 100_000).unwrap();
+    file.sync_all().unwrap();
+    lose(&bed.process("data2").unwrap().clone());
+    wait(&bed, "the survivor alone", &[2]);
+    let check = |bed: &mut Testbed, count| {
+        let fresh = bed.mount("default").unwrap();
+        check_files(&fresh.path.join("files"), count);
+        assert!(std::fs::read(fresh.path.join("changed")).unwrap() == changed);
+    };
+    check(&mut bed, 40);
+
+    away.signal(libc::SIGCONT).unwrap();
+    wait(&bed, "two members again", &[0, 2]);
+    write(40..60);
+    check(&mut bed, 60);
+    bed.wait_until("replicas equal", Duration::from_secs(60), |bed| {
+        bed.milpa(&["partition", "compare"]).is_ok()
+    })
+    .unwrap();
+}
+
 /// The name of the process that is a node.
 fn process_of(bed: &Testbed, node: u64) -> String {
     let is_it = |name: &&str| bed.node_id(name) == Ok(node);
