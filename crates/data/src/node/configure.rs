@@ -48,7 +48,11 @@ impl Disk {
     /// it, and then commits the configuration like any other. The managers repeat themselves until then.
     fn go_alone(&mut self, id: PartitionId, lost: NodeId) -> DataError {
         match self.driver.multi.go_alone(id, lost, now_ms()) {
-            Ok(()) | Err(ProposeError::Busy { .. }) => DataError::Busy,
+            Ok(()) => {
+                self.refuse_overwrites(id);
+                DataError::Busy
+            }
+            Err(ProposeError::Busy { .. }) => DataError::Busy,
             Err(error) => {
                 tracing::info!(partition = %id, %lost, %error, "cannot go on alone");
                 DataError::NotPrimary { hint: None }
@@ -78,7 +82,11 @@ impl Disk {
         id: PartitionId,
         wanted: &Configuration,
     ) -> Result<LogPosition, ProposeError> {
-        let (voters, learners) = (wanted.members.clone(), wanted.learners.clone());
+        let (voters, mut learners) = (wanted.members.clone(), wanted.learners.clone());
+        if let ([_], Some(status)) = (&voters[..], self.driver.multi.status(id)) {
+            // In one step: of two at once the second could be lost in a crash, and with it the majority.
+            learners = status.members.learners;
+        }
         let change = MemberChange { voters, learners };
         let context = milpa_wire::encode(wanted).into();
         match self.driver.multi.propose_change(id, &change, context) {

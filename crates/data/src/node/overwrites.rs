@@ -495,6 +495,17 @@ fn give_up_old(partition: &mut Partition, now: u64) {
     partition.proposals.retain(|_, proposal| !old(proposal));
 }
 
+impl Disk {
+    /// Nobody is told that an overwrite is done which only this replica has.
+    pub fn refuse_overwrites(&mut self, id: PartitionId) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let is_overwrite = |it: &mut Proposal| matches!(it.waiting, Waiting::Overwrite { .. });
+        for (_, proposal) in partition.proposals.extract_if(.., |_, it| is_overwrite(it)) {
+            refuse(proposal.waiting, &DataError::ReadOnly);
+        }
+    }
+}
+
 /// Tells those who wait for a proposal that it will not be.
 fn refuse(waiting: Waiting, error: &DataError) {
     match waiting {

@@ -45,23 +45,6 @@ pub enum TaskReason {
     TooFew,
 }
 
-impl TaskReason {
-    /// Whether the replica is lost, not only unwanted.
-    #[must_use]
-    pub fn is_loss(self) -> bool {
-        match self {
-            TaskReason::NodeDead(_)
-            | TaskReason::NodeRemoved(_)
-            | TaskReason::DiskFenced(..)
-            | TaskReason::DiskGone(..)
-            | TaskReason::ReplicaLost(_) => true,
-            TaskReason::NodeDraining(_) | TaskReason::DiskDraining(..) | TaskReason::TooFew => {
-                false
-            }
-        }
-    }
-}
-
 impl std::fmt::Display for TaskReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

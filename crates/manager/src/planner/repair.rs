@@ -10,14 +10,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{Epoch, NodeId, PartitionId};
+use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::{Place, data_place, is_aligned};
+use super::health::is_aligned;
 use super::replace::{has_enough_members, surplus};
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord};
-use crate::loads::NodeLoad;
 
 /// The fewest members of a configuration.
 const MEMBERS_MIN: usize = 2;
@@ -108,24 +107,36 @@ fn survivors_configuration(
     let (alive, lost): (Vec<NodeId>, Vec<NodeId>) =
         adopted.members.iter().partition(|n| survives(n));
     let ([survivor], [lost]) = (&alive[..], &lost[..]) else { return None };
-    let has_adopted = |load: &NodeLoad| {
-        load.data.get(&record.id).is_some_and(|report| report.configuration == *adopted)
-    };
-    let is_lost = match data_place(view, record, *lost) {
-        Place::Missing => true,
-        Place::Bad(reason) => reason.is_loss(),
-        Place::Good | Place::Coming | Place::Away => false,
-    };
-    let may = is_lost
+    let load = view.loads.report(*survivor)?;
+    // The lost one may have adopted a later configuration of the two, which nobody knows any more.
+    let own = &load.data.get(&record.id)?.configuration;
+    let is_of_two =
+        own.members.len() == 2 && adopted.members.iter().all(|n| own.members.contains(n));
+    let reporting_ms = load.reporting_since_ms.map_or(0, |since| view.now_ms.saturating_sub(since));
+    let may = is_of_two
         && present.members.len() > 1
-        && view.state.were_members_whole(record.id, adopted.epoch)
-        && view.loads.report(*survivor).is_some_and(has_adopted);
+        && is_lost(view, record, *lost, reporting_ms)
+        && view.state.were_members_whole(record.id, own.epoch);
     may.then(|| Configuration {
         epoch: Epoch(present.epoch.0 + 1),
         members: alive.clone(),
         primary: *survivor,
         learners: Vec::new(),
     })
+}
+
+/// Whether a member will not come back with what it has. One of a dead node may: it is waited for as long
+/// as it took to call it dead, counted from the survivor's own start, which may have come after the same
+/// power failure.
+fn is_lost(view: View<'_>, record: &DataRecord, node: NodeId, survivor_reports_ms: u64) -> bool {
+    let Some(known) = view.state.node(node) else { return true };
+    let disk = view.loads.disks(known).iter().find(|disk| Some(disk.id) == record.disk_of(node));
+    let is_dead =
+        known.state == NodeState::Dead && survivor_reports_ms >= view.policy.dead_after_ms;
+    known.is_removed
+        || is_dead
+        || disk.is_none_or(|disk| disk.fenced.is_some())
+        || has_lost_replica(view, node, record.id, record.created.contains(&node))
 }
 
 /// The replica that is to become a member, if one is there to be filled. One that comes back lacks

@@ -25,10 +25,19 @@ use raft::eraftpb::{ConfChangeV2, EntryType};
 
 use super::{Group, Setting};
 use crate::convert::{Change, REMOVED, VOTER};
-use crate::types::ProposeError;
+use crate::types::{Members, ProposeError};
 
 /// Each term takes an election, so nobody is so many terms ahead.
 const TERMS_AHEAD: u64 = 1 << 20;
+
+/// What the library was told that the log does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alone {
+    /// This voter is gone.
+    Without(NodeId),
+    /// A change that stands in the log has taken effect.
+    WithThird,
+}
 
 impl Group {
     /// Lets this voter lead without the other one. Repeats change nothing.
@@ -47,10 +56,12 @@ impl Group {
         if !is_pair || without == self.node || self.present.is_joint() {
             return Err(ProposeError::BadChange { group, reason: "not one of two voters" });
         }
-        if !self.has_left {
+        if self.alone.is_none() {
             // A leader that this one has just answered may still serve reads on the strength of it.
             let may_be_led = !self.is_leader() && !self.may_vote(setting, now_ms);
-            if may_be_led || self.install.is_some() || self.has_undurable_log() {
+            let log = &self.raw.raft.raft_log;
+            let is_durable = !self.has_undurable_log() && log.last_index() == log.persisted;
+            if may_be_led || self.install.is_some() || !is_durable {
                 return Err(ProposeError::Busy { group });
             }
             self.leave(without)?;
@@ -62,18 +73,34 @@ impl Group {
 
     fn leave(&mut self, without: NodeId) -> Result<(), ProposeError> {
         let busy = ProposeError::Busy { group: self.id };
-        let change = match self.new_voter().ok_or(busy)? {
-            Some(third) => Change { steps: vec![(VOTER, third.0)], context: Vec::new() },
-            None => Change { steps: vec![(REMOVED, without.0)], context: Vec::new() },
+        let (alone, step) = match self.new_voter().ok_or(busy)? {
+            Some(third) => (Alone::WithThird, (VOTER, third.0)),
+            None => (Alone::Without(without), (REMOVED, without.0)),
         };
+        let change = Change { steps: vec![step], context: Vec::new() };
         let refused = |_| ProposeError::BadChange { group: self.id, reason: "refused" };
         let raw: ConfChangeV2 = change.to_raft();
         self.raw.apply_conf_change(&raw).map_err(refused)?;
         let term = self.raw.raft.term.saturating_add(TERMS_AHEAD);
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
-        self.has_left = true;
+        self.alone = Some(alone);
         Ok(())
+    }
+
+    /// The members by the log after a change, of which the library made `members`: with the one that this
+    /// voter goes on without, until a change removes it.
+    pub(super) fn as_logged(&mut self, mut members: Members, change: &Change) -> Members {
+        match self.alone {
+            Some(Alone::Without(lost)) if !change.steps.contains(&(REMOVED, lost.0)) => {
+                members.voters.push(lost);
+                members.sorted()
+            }
+            _ => {
+                self.alone = None;
+                members
+            }
+        }
     }
 
     /// The voter given by a change that follows in the log and has not taken effect here. `None` if there

@@ -79,9 +79,8 @@ impl Group {
             }
             MessageType::MsgAppend if raw.term >= raft.term => {
                 let log = &raft.raft_log;
-                let is_settled =
-                    |index| index <= log.committed && index > self.raw.store().mark.index;
-                let differs = |index, term| is_settled(index) && !log.match_term(index, term);
+                let known = log.first_index()..log.committed + 1;
+                let differs = |index, term| known.contains(&index) && !log.match_term(index, term);
                 if raw.get_entries().iter().any(|entry| differs(entry.index, entry.term)) {
                     tracing::error!(
                         group = self.id.0,

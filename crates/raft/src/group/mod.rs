@@ -46,6 +46,8 @@ mod alone;
 mod inbound;
 mod outbound;
 
+use alone::Alone;
+
 /// A founding member that was told to campaign asks again after each heartbeat interval, this
 /// often: the other replicas may be created a little later than its own.
 const FOUNDING_ATTEMPTS: u32 = 20;
@@ -130,8 +132,8 @@ pub(crate) struct Group {
     /// How often this founding member will still ask for votes out of turn.
     founding_attempts: u32,
     founding_ticks: usize,
-    /// The library's members differ from those of the log: this one goes on without another.
-    has_left: bool,
+    /// The library's members differ from those of the log.
+    alone: Option<Alone>,
 }
 
 fn role_of(state: StateRole) -> Role {
@@ -207,7 +209,7 @@ impl Group {
             failures: Vec::new(),
             founding_attempts: 0,
             founding_ticks: 0,
-            has_left: false,
+            alone: None,
         };
         group.settle();
         Ok(group)
@@ -289,9 +291,10 @@ impl Group {
 
     /// While a change of the members is in the log and has not taken effect, nothing is put behind it: the
     /// old members could commit that without the new ones ([`go_alone`](Group::go_alone) rests on it).
+    /// Nor does anybody commit what only one of two has.
     pub(crate) fn propose(&mut self, data: Bytes) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
-        if self.raw.raft.has_pending_conf() {
+        if self.raw.raft.pending_conf_index > self.delivered || self.alone.is_some() {
             return Err(ProposeError::Busy { group: self.id });
         }
         self.append(EntryType::EntryNormal, data, Bytes::new())?;
@@ -305,6 +308,10 @@ impl Group {
     ) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
         check_change(self.id, change)?;
+        // A change takes effect when it is delivered; the library waits until the owner has applied it.
+        if self.raw.raft.pending_conf_index <= self.delivered && !self.present.is_joint() {
+            self.raw.raft.pending_conf_index = 0;
+        }
         if self.raw.raft.has_pending_conf() || self.present.is_joint() {
             return Err(ProposeError::Busy { group: self.id });
         }

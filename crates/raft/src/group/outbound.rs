@@ -16,7 +16,7 @@ const SNAPSHOT_ASK_AGAIN_MS: u64 = 5000;
 impl Group {
     /// The batch, and all before it, is durable. True if there is something to collect.
     pub(crate) fn persisted(&mut self, batch: u64) -> bool {
-        let mut is_any = false;
+        let mut is_any = self.step_down_if_removed();
         while let Some(pending) = self.pending.pop_front_if(|pending| pending.batch <= batch) {
             self.raw.on_persist_ready(pending.ready);
             self.durable_hard = pending.hard;
@@ -208,9 +208,8 @@ impl Group {
         let raw: ConfChangeV2 = change.to_raft();
         match self.raw.apply_conf_change(&raw) {
             Ok(state) => {
-                let members = members(&state);
+                let members = self.as_logged(members(&state), &change);
                 self.present = members.clone();
-                self.has_left = false;
                 self.history.push_back((index, members.clone()));
                 self.write_commit();
                 Payload::Members { members, context: change.context.into() }

@@ -210,6 +210,26 @@ fn the_survivor_of_two_goes_on_alone_until_others_have_joined() {
     assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
 }
 
+/// Both nodes lost power, and one of them starts first: the other one, dead by now, may be about to
+/// start as well, with bytes that were never flushed here.
+#[test]
+fn who_has_just_started_waits_for_a_dead_node_once_more() {
+    let mut world = settled();
+    world.policy.dead_after_ms = 10_000;
+    world.down.insert(NodeId(104));
+    world.wait(3000);
+    world.down.extend(nodes(&[105, 106]));
+    world.wait(12_000);
+    assert_eq!(world.log.state.node(NodeId(106)).unwrap().state, NodeState::Dead);
+    world.down.remove(&NodeId(105));
+    let now_ms = world.now_ms;
+    world.loads.register(NodeId(105), now_ms);
+    world.wait(8_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105, 106]));
+    world.wait(6_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
+}
+
 #[test]
 fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     let mut world = settled();

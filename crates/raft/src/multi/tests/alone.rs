@@ -210,3 +210,35 @@ fn a_removal_that_was_proposed_in_vain_does_not_keep_the_survivor() {
     leave_alone(&mut world, leader, lost as u32);
     world.check();
 }
+
+/// A learner had been taken in by the one that was lost, and only the survivor's log knows. The log says
+/// what the members are: all the same to who reads it again.
+#[test]
+fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
+    for seed in 0..30 {
+        let mut world = pair(3000 + seed);
+        let leader = world.leader(1).unwrap();
+        let (lost, survivor) = (leader, 1 - leader);
+        let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect::<Vec<_>>();
+        let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
+        let position = world.multi(leader).propose_change(GROUP, &learns, Bytes::new()).unwrap();
+        world.until("the survivor has the change", |world| {
+            world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
+        });
+        world.crash(lost, FOR_GOOD_MS);
+        world.run(1000);
+        let before = world.nodes[survivor].machines[&GROUP].clone();
+        let now_ms = world.now_ms;
+        world.multi(survivor).go_alone(GROUP, NodeId(lost as u32), now_ms).unwrap();
+        let early = world.multi(survivor).propose(GROUP, Bytes::from_static(b"one copy"));
+        assert!(early.is_err(), "nothing is committed by one of two");
+        leave_alone(&mut world, survivor, lost as u32);
+        world.run(50);
+        let members = world.multi(survivor).status(GROUP).unwrap().members;
+        world.crash(survivor, 10);
+        world.nodes[survivor].machines.insert(GROUP, before);
+        world.until("it needs nobody", |world| world.leader(1) == Some(survivor));
+        let again = world.multi(survivor).status(GROUP).unwrap().members;
+        assert_eq!(again, members, "seed {seed}");
+    }
+}
