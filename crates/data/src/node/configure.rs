@@ -83,9 +83,12 @@ impl Disk {
         wanted: &Configuration,
     ) -> Result<LogPosition, ProposeError> {
         let (voters, mut learners) = (wanted.members.clone(), wanted.learners.clone());
-        if let ([_], Some(status)) = (&voters[..], self.driver.multi.status(id)) {
+        let members = self.driver.multi.status(id).map(|status| status.members);
+        if let ([_], Some(members)) = (&voters[..], members)
+            && members.voters.len() == 2
+        {
             // In one step: of two at once the second could be lost in a crash, and with it the majority.
-            learners = status.members.learners;
+            learners = members.learners;
         }
         let change = MemberChange { voters, learners };
         let context = milpa_wire::encode(wanted).into();
