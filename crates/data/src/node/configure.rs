@@ -167,7 +167,8 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
     // The survivor of two may have missed what was decided and could not be committed.
     let is_survivor = wanted.members.len() == 1 && present.members.len() == 2;
     let is_next = wanted.epoch == Epoch(current.0.saturating_add(1));
-    if !is_next && !(is_survivor && wanted.epoch > current) {
+    let follows = is_next || is_survivor && wanted.epoch > current;
+    if !follows {
         return Err(DataError::StaleEpoch { current });
     }
     let members = &wanted.members;
