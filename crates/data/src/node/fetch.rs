@@ -107,8 +107,13 @@ impl Filling {
         let (DataAnswer::Bytes { checksums, hole }, bytes) = answer else {
             return Err(DataError::Invalid);
         };
-        if hole.saturating_add(bytes.len() as u64) > length {
+        let got = hole.saturating_add(bytes.len() as u64);
+        if got > length {
             return Err(DataError::Invalid);
+        }
+        // It ends where these begin.
+        if got == 0 {
+            return Err(DataError::NotHere);
         }
         Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
         Ok(Chunk { hole, bytes, checksums, lost: 0, fence })

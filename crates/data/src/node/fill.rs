@@ -53,9 +53,6 @@ impl Filling {
                     fetched => fetched?,
                 };
             let got = chunk.hole + chunk.bytes.len() as u64 + chunk.lost;
-            if got == 0 {
-                return Err(DataError::NotHere);
-            }
             if !is_mark_known {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;

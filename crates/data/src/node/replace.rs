@@ -38,9 +38,6 @@ impl Filling {
             let chunk = self.fetch_from_any(extent, at, wanted, sources, applied, doubt).await?;
             let (hole, fence) = (chunk.hole, chunk.fence);
             let got = hole + chunk.bytes.len() as u64;
-            if got == 0 {
-                return Err(DataError::NotHere);
-            }
             let place = at + hole;
             let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
             if self.unless_overwritten(extent, fence, land).await?.is_some() {

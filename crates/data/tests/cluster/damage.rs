@@ -173,6 +173,32 @@ fn a_block_that_no_member_has_is_told_of_and_keeps_nothing_else_from_being_copie
     });
 }
 
+/// Found by the simulation (`--strict`, seed 1634): the primary's last bytes lay behind the ends of the
+/// others, in a block that rotted before they had it. Who was asked for bytes that begin where his own end
+/// gave none, and that passed for an answer, for ever.
+#[test]
+fn a_rotten_block_behind_the_ends_of_the_others_leaves_nothing_unaligned() {
+    run(async |cluster| {
+        let bytes = pattern(1, 100_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..50_000]).await;
+        cluster.kill_nodes(&[2, 3]).await;
+        let more = AppendTarget::Extent { extent, offset: 50_000 };
+        let alone = cluster.append(1, 1, more, &bytes[50_000..]).await;
+        assert!(alone.is_err(), "{alone:?}");
+        cluster.rot_extent(1, extent, 51_000);
+        cluster.start_node(2).await;
+        cluster.start_node(3).await;
+        nodes::until("all is aligned", async || {
+            let held = std::fs::read(cluster.extent_file(2, extent)).ok()?;
+            let has_rest = held.get(53_248..100_000) == Some(&bytes[53_248..]);
+            let report = cluster.report(1).await?;
+            (report.unaligned == 0 && has_rest).then_some(())
+        })
+        .await;
+    });
+}
+
 /// A member is too far behind for the log, and what was overwritten has a block that no other one has: it
 /// gets everything else, and does not serve what it has of that block.
 #[test]
