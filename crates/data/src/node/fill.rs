@@ -127,7 +127,7 @@ impl Filling {
         };
         let ranges: Vec<Freed> =
             ranges.into_iter().filter(|range| range.extent == extent).map(freed).collect();
-        self.on_extent(extent, move |store| store.free(&ranges)).await
+        self.on_extent(extent, move |store| store.free(&ranges)).await.map(drop)
     }
 
     async fn epoch(&self) -> Result<Epoch, DataError> {

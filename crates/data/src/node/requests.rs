@@ -157,8 +157,19 @@ impl Disk {
         match self.partition(id) {
             Ok(partition) => {
                 let store = Arc::clone(&partition.store);
-                self.workers
-                    .slow(move || then(store.free(&ranges).map_err(DataError::from)), |_, ()| {});
+                self.workers.slow(
+                    move || {
+                        let freed = store.free(&ranges);
+                        let damaged = freed.as_ref().cloned().unwrap_or_default();
+                        then(freed.map(drop).map_err(DataError::from));
+                        damaged
+                    },
+                    move |disk, damaged| {
+                        for (extent, block) in damaged {
+                            disk.repair_block(id, extent, block);
+                        }
+                    },
+                );
             }
             Err(error) => then(Err(error)),
         }

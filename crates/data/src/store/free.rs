@@ -22,6 +22,8 @@ struct Plan {
     records: Vec<Record>,
     punches: Vec<(Arc<Extent>, u64, u64)>,
     removals: Vec<ExtentId>,
+    /// Blocks with headers of pieces that may be dead, and cannot be read.
+    damaged: Vec<(ExtentId, u64)>,
 }
 
 impl Plan {
@@ -31,7 +33,10 @@ impl Plan {
     }
 }
 
-pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreError> {
+pub(super) fn free(
+    store: &ExtentStore,
+    ranges: &[Freed],
+) -> Result<Vec<(ExtentId, u64)>, StoreError> {
     store.disk.check()?;
     store.check_open()?;
     let (mut plan, mut unread) = (Plan::default(), Ok(()));
@@ -50,7 +55,8 @@ pub(super) fn free(store: &ExtentStore, ranges: &[Freed]) -> Result<(), StoreErr
         unread = unread.and(noted);
     }
     // What was noted stands all the same; the rest is found when the caller asks again.
-    execute(store, &plan).and(unread)
+    execute(store, &plan).and(unread)?;
+    Ok(plan.damaged)
 }
 
 fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
@@ -114,7 +120,13 @@ fn note_dead(
     } else {
         plan.punches.push((Arc::clone(extent), start, end));
     }
-    header.map(drop)
+    match header {
+        Err(StoreError::Corrupt { block } | StoreError::Doubtful { block }) => {
+            plan.damaged.push((extent.id, block));
+            Ok(())
+        }
+        header => header.map(drop),
+    }
 }
 
 /// Whether some of these bytes were not known to be dead.
@@ -126,7 +138,8 @@ fn note_range(extent: &Extent, start: u64, end: u64) -> bool {
 }
 
 /// Where the header of a piece begins whose bytes are now all dead, `at` being one of them. An error if
-/// the disk did not give it this time: left alone, it would stay here and go at the other replicas.
+/// the disk did not give it, this time or before its block is repaired: left alone, it would stay here and
+/// go at the other replicas.
 fn dead_header(
     store: &ExtentStore,
     extent: &Arc<Extent>,
@@ -145,8 +158,11 @@ fn dead_header(
     }
     let header = match piece::read_header(store, extent.id, header_at) {
         Ok(header) => header,
-        Err(error @ StoreError::ReadFailed { .. }) => return Err(error),
-        // A damaged one stays; its block is repaired or lost as a whole.
+        Err(
+            error @ (StoreError::ReadFailed { .. }
+            | StoreError::Corrupt { .. }
+            | StoreError::Doubtful { .. }),
+        ) => return Err(error),
         Err(_) => None,
     };
     let is_dead = |length: u32| run_start + u64::from(length) <= run_end;

@@ -447,12 +447,13 @@ impl ExtentStore {
 
     /// Gives back the disk space of ranges that no file refers to any more. Durable on return
     /// (one flush of the partition's freed log for all of them); idempotent; unknown extents are
-    /// no error. A sealed extent that is dead in all its bytes is removed.
+    /// no error. A sealed extent that is dead in all its bytes is removed. Gives blocks that are to be
+    /// repaired: they hold headers of pieces which may be dead, and go when they can be read.
     ///
     /// # Errors
     ///
     /// `DiskFailed`.
-    pub fn free(&self, ranges: &[Freed]) -> Result<(), StoreError> {
+    pub fn free(&self, ranges: &[Freed]) -> Result<Vec<(ExtentId, u64)>, StoreError> {
         free::free(self, ranges)
     }
 

@@ -166,6 +166,22 @@ fn a_header_that_could_not_be_read_goes_when_its_piece_is_freed_again() {
     }
 }
 
+/// Found by the simulation (`--strict`, seed 2769): the header of a freed piece was damaged, nobody read its
+/// block any more, and the extent stayed at this replica until the next comparison.
+#[test]
+fn a_damaged_header_of_a_freed_piece_is_told_of() {
+    let world = world();
+    let first = add(&world.store, 1, &pattern(1, 9_000));
+    let second = add(&world.store, 2, &pattern(2, 9_000));
+    let header = second - PIECE_HEADER_BYTES as u64;
+    let path = extent_path(&world.store.directory, small());
+    world.files.flip_bit(&path, header, 3).unwrap();
+    let freed =
+        |offset| world.store.free(&[Freed { extent: small(), offset, length: 9_000 }]).unwrap();
+    assert_eq!(freed(second), [(small(), header / BLOCK_BYTES)]);
+    assert_eq!(freed(first), []);
+}
+
 /// Story: a user keeps a copy of a data node's disk in a file. Its content holds piece headers;
 /// when the end of the file is cut off right behind one, 48 live bytes must not die.
 #[test]
