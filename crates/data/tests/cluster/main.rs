@@ -5,6 +5,7 @@
 // Clippy knows functions marked as tests only, not what they share.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+mod alone;
 mod damage;
 mod nodes;
 mod speed;

@@ -1,0 +1,48 @@
+//! One of two members is lost for good, and the other one goes on (docs/decisions/0007).
+
+use milpa_types::{DataError, NodeId};
+use milpa_wire::data::{AppendTarget, Configuration};
+
+use super::nodes::{self, configuration, pattern};
+use super::run;
+
+/// Goal: the survivor has what was appended and overwritten, acknowledged by the two; while it is alone
+/// nothing is acknowledged, also after it was killed; and a new member has all of it.
+#[test]
+fn a_survivor_takes_no_writes_until_another_has_joined() {
+    run(async |cluster| {
+        let mut bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        bytes[50_000..90_000].copy_from_slice(&pattern(2, 40_000));
+        cluster.overwrite(&[1, 2], 2, extent, 50_000, &bytes[50_000..90_000]).await;
+        cluster.kill_node(2).await;
+        cluster.configure(configuration(3, &[1]), &[1]).await;
+        for _ in 0..2 {
+            assert_eq!(cluster.leader(&[1]).await, 1);
+            let read = cluster.read(1, extent, 40_000..100_000, true).await;
+            assert!(read.unwrap() == bytes[40_000..100_000]);
+            let over = cluster.try_overwrite(&[1], 3, extent, 0, &bytes[..100]).await;
+            assert_eq!(over, Err(DataError::ReadOnly));
+            let more = cluster.append(1, 3, AppendTarget::New { token: 2 }, &bytes).await;
+            assert_eq!(more, Err(DataError::ReadOnly));
+            cluster.kill_node(1).await;
+            cluster.start_node(1).await;
+        }
+        let learning = Configuration { learners: vec![NodeId(3)], ..configuration(4, &[1]) };
+        cluster.create_replica(3, configuration(3, &[1])).await;
+        cluster.configure(learning, &[1]).await;
+        nodes::until("the new one has all", async || {
+            let report = cluster.report(1).await?;
+            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
+        })
+        .await;
+        cluster.configure(configuration(5, &[1, 3]), &[1, 3]).await;
+        let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
+        assert!(held.get(..300_000) == Some(&bytes[..]));
+        cluster.overwrite(&[1, 3], 5, extent, 0, &bytes[..100]).await;
+        cluster.append_patiently(1, 5, AppendTarget::New { token: 3 }, &bytes).await;
+    });
+}
