@@ -77,20 +77,6 @@ impl Group {
                 );
                 raw.commit = last;
             }
-            MessageType::MsgAppend if raw.term >= raft.term => {
-                let log = &raft.raft_log;
-                let known = log.first_index()..log.committed + 1;
-                let differs = |index, term| known.contains(&index) && !log.match_term(index, term);
-                if raw.get_entries().iter().any(|entry| differs(entry.index, entry.term)) {
-                    tracing::error!(
-                        group = self.id.0,
-                        term = raw.term,
-                        committed = log.committed,
-                        "leader has other entries than those committed here"
-                    );
-                    return None;
-                }
-            }
             MessageType::MsgAppendResponse if raw.term == raft.term && self.is_leader() => {
                 if !raw.reject {
                     return (raw.index <= last).then_some(raw);

@@ -230,6 +230,8 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
         let before = world.nodes[survivor].machines[&GROUP].clone();
         let now_ms = world.now_ms;
         world.multi(survivor).go_alone(GROUP, NodeId(lost as u32), now_ms).unwrap();
+        world.run(100);
+        assert_eq!(world.leader(1), Some(survivor));
         let early = world.multi(survivor).propose(GROUP, Bytes::from_static(b"one copy"));
         assert!(early.is_err(), "nothing is committed by one of two");
         leave_alone(&mut world, survivor, lost as u32);
