@@ -244,3 +244,43 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
         assert_eq!(again, members, "seed {seed}");
     }
 }
+
+/// The lost one had restarted before it knew that the change to two was committed, and led once more with
+/// the third one's vote, in a term of which the survivor never heard.
+#[test]
+fn the_survivors_term_is_above_any_that_the_lost_one_can_have_led_in() {
+    let mut reached = 0;
+    for seed in 0..20 {
+        let mut world = world(4000 + seed, 3);
+        world.flush_ms_max = 1;
+        world.found(1, &[0, 1, 2]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        world.propose(1, "before".into());
+        world.run(200);
+        let before = world.nodes[0].machines[&GROUP].clone();
+        let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
+        let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
+        world.until("it has the change", |world| {
+            world.multi(0).status(GROUP).unwrap().persisted >= position.index
+        });
+        // Nothing more reaches its disk.
+        world.nodes[0].flush_done_ms = Some(u64::MAX);
+        world.until("the survivor is one of two", |world| {
+            world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
+        });
+        world.cut.extend([(NodeId(0), NodeId(1)), (NodeId(1), NodeId(0))]);
+        world.crash(0, 10);
+        world.nodes[0].machines.insert(GROUP, before);
+        let known = world.multi(1).status(GROUP).unwrap().term;
+        world.run(3000);
+        reached += u64::from(world.leaders.keys().any(|(_, term)| *term > known));
+        world.crash(0, FOR_GOOD_MS);
+        world.crash(2, FOR_GOOD_MS);
+        // All that the two have committed without it is the empty entry with which a leader begins.
+        let has = world.nodes[1].machines[&GROUP].index;
+        let unknown = world.truth.extract_if(.., |(_, index), _| *index > has);
+        assert!(unknown.into_iter().all(|(_, (_, data))| data.is_empty()), "seed {seed}");
+        leave_alone(&mut world, 1, 0);
+    }
+    assert!(reached > 10, "{reached}");
+}
