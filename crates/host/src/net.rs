@@ -10,7 +10,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{BufMut, BytesMut};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -44,12 +44,12 @@ pub trait Network {
 
 /// One end of a simulated byte stream. Dropping it closes both directions.
 pub trait SimulatedStream: std::fmt::Debug + Send + Sync {
-    /// Takes what has arrived; 0 at the end of the stream.
+    /// Takes what has arrived, as much as there is room for; 0 at the end of the stream.
     ///
     /// # Errors
     ///
     /// `WouldBlock` when nothing has; else as read(2).
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize>;
+    fn try_read(&self, buffer: &mut dyn BufMut) -> io::Result<usize>;
 
     /// Sends as much as there is room for.
     ///
@@ -172,11 +172,8 @@ impl Stream {
         match &self.0 {
             Kind::Tcp(stream) => stream.try_read_buf(buffer),
             Kind::Simulated(stream) => {
-                let filled = buffer.len();
-                buffer.resize(buffer.capacity(), 0);
-                let read = stream.try_read(buffer.get_mut(filled..).unwrap_or_default());
-                buffer.truncate(filled + read.as_ref().map_or(0, |count| *count));
-                read
+                let room = buffer.capacity() - buffer.len();
+                stream.try_read(&mut buffer.limit(room))
             }
         }
     }
@@ -227,14 +224,8 @@ impl AsyncRead for Stream {
         match &mut self.get_mut().0 {
             Kind::Tcp(stream) => Pin::new(stream).poll_read(cx, buffer),
             Kind::Simulated(stream) => {
-                let room = buffer.initialize_unfilled();
-                let count = ready!(retried(
-                    cx,
-                    |cx| stream.poll_readable(cx),
-                    || { stream.try_read(room) }
-                ))?;
-                buffer.advance(count);
-                Poll::Ready(Ok(()))
+                let read = retried(cx, |cx| stream.poll_readable(cx), || stream.try_read(buffer));
+                read.map_ok(|_| ())
             }
         }
     }

@@ -2,14 +2,17 @@
 //!
 //! Each life has a tokio runtime of its own whose clock is paused: it jumps from timer to timer and
 //! never waits. The simulation lets all machines run one tick after the other, so the only thing
-//! that passes between them is what the network delivers at the beginning of a tick.
+//! that passes between them is what the network delivers at the beginning of a tick. A machine on
+//! which nothing happens sits out ticks (`IDLE_MS`): most machines do, most of the time.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, SystemTime};
 
 use milpa_host::disk::Disk;
@@ -26,6 +29,9 @@ use crate::trace;
 
 /// Where all wall clocks begin: some day in 2027.
 const WALL_START: Duration = Duration::from_secs(1_800_000_000);
+/// For how long a machine to which nothing happens may sit out ticks: its timers fire so much late,
+/// as seen from the others. On its own clock they fire in time.
+const IDLE_MS: u64 = 5;
 /// What a machine says it has.
 const MEMORY: Memory = Memory { used: 64 << 20, total: 16 << 30 };
 
@@ -84,6 +90,37 @@ impl World for Life {
     }
 }
 
+/// Whether a machine's tasks have been woken since they ran, by its timers or by the network.
+#[derive(Debug)]
+struct Woken {
+    is_woken: AtomicBool,
+    /// Wakes the machine's runtime during a step.
+    runtime: Mutex<Option<Waker>>,
+}
+
+impl Woken {
+    fn take(&self) -> bool {
+        self.is_woken.swap(false, Ordering::Relaxed)
+    }
+
+    fn is_woken(&self) -> bool {
+        self.is_woken.load(Ordering::Relaxed)
+    }
+}
+
+impl Wake for Woken {
+    fn wake(self: Arc<Woken>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Woken>) {
+        self.is_woken.store(true, Ordering::Relaxed);
+        if let Some(runtime) = &*locked(&self.runtime) {
+            runtime.wake_by_ref();
+        }
+    }
+}
+
 /// A node that runs.
 struct Running {
     // In the order in which they must be dropped.
@@ -91,10 +128,54 @@ struct Running {
     runtime: Runtime,
     world: Rc<dyn World>,
     started: Instant,
+    woken: Arc<Woken>,
     /// Milliseconds of its own clock that it has run.
     ran_ms: u64,
+    /// The world's clock at its last step, and whether anything happened in it.
+    stepped_ms: u64,
+    was_busy: bool,
     born_ms: u64,
     ended: Rc<RefCell<Option<String>>>,
+}
+
+impl Running {
+    /// Whether it may not sit out the tick.
+    fn is_due(&self, now_ms: u64) -> bool {
+        self.was_busy || self.woken.is_woken() || now_ms - self.stepped_ms >= IDLE_MS
+    }
+
+    /// Runs its tasks, its own clock going from `begin_ms` to `end_ms`.
+    fn run(&mut self, begin_ms: u64, end_ms: u64) {
+        if end_ms <= self.ran_ms {
+            return;
+        }
+        let missed = Duration::from_millis(begin_ms.saturating_sub(self.ran_ms));
+        self.ran_ms = end_ms;
+        let until = self.started + Duration::from_millis(end_ms);
+        let (local, woken) = (&mut self.local, &self.woken);
+        let waker = Waker::from(Arc::clone(woken));
+        let mut was_busy = false;
+        self.runtime.block_on(async {
+            if !missed.is_zero() {
+                tokio::time::advance(missed).await;
+            }
+            let mut end = std::pin::pin!(tokio::time::sleep_until(until));
+            std::future::poll_fn(|cx| {
+                if end.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(());
+                }
+                locked(&woken.runtime).get_or_insert_with(|| cx.waker().clone());
+                if woken.take() {
+                    was_busy = true;
+                    // Not over when the node is: the machine is stopped then.
+                    let _ = Pin::new(&mut *local).poll(&mut Context::from_waker(&waker));
+                }
+                Poll::Pending
+            })
+            .await;
+        });
+        self.was_busy = was_busy;
+    }
 }
 
 /// What runs on a machine: made anew for each life.
@@ -200,8 +281,20 @@ impl Machine {
                 *ended.borrow_mut() = Some(reason);
             });
         }
-        let (ran_ms, born_ms) = (0, now_ms);
-        self.running = Some(Running { local, runtime, world, started, ran_ms, born_ms, ended });
+        let woken = Arc::new(Woken { is_woken: AtomicBool::new(true), runtime: Mutex::default() });
+        let (ran_ms, born_ms, stepped_ms, was_busy) = (0, now_ms, now_ms, true);
+        self.running = Some(Running {
+            local,
+            runtime,
+            world,
+            started,
+            woken,
+            ran_ms,
+            stepped_ms,
+            was_busy,
+            born_ms,
+            ended,
+        });
         Ok(())
     }
 
@@ -211,23 +304,22 @@ impl Machine {
         if now_ms < self.paused_until_ms {
             return None;
         }
+        let wakes = std::mem::take(&mut self.paused_until_ms) > 0;
+        if !wakes && !running.is_due(now_ms) {
+            return None;
+        }
         trace::set_machine(self.name);
         let _world = world::enter(Rc::clone(&running.world));
-        let age_ms = now_ms - running.born_ms;
-        let target_ms = (u128::from(age_ms) * u128::from(self.clock_rate_ppm) / 1_000_000) as u64;
-        if self.paused_until_ms > 0 {
-            // It wakes and finds its clock far ahead, before any of its timers has fired.
-            self.paused_until_ms = 0;
-            let missed = target_ms.saturating_sub(running.ran_ms + 1);
-            let wake = async { tokio::time::advance(Duration::from_millis(missed)).await };
-            running.runtime.block_on(wake);
-        }
-        if target_ms > running.ran_ms {
-            running.ran_ms = target_ms;
-            let until = running.started + Duration::from_millis(target_ms);
-            let tick = running.local.run_until(async { tokio::time::sleep_until(until).await });
-            running.runtime.block_on(tick);
-        }
+        let on_its_clock = |world_ms: u64| {
+            let age_ms = world_ms.saturating_sub(running.born_ms);
+            (u128::from(age_ms) * u128::from(self.clock_rate_ppm) / 1_000_000) as u64
+        };
+        let (begin_ms, end_ms) = (on_its_clock(now_ms - 1), on_its_clock(now_ms));
+        // One that was paused finds its clock far ahead before any of its timers has fired; so does
+        // one that sat out ticks, if the network wakes it.
+        let skips = (wakes || running.woken.is_woken()) && begin_ms > running.ran_ms;
+        running.run(if skips { begin_ms } else { running.ran_ms }, end_ms);
+        running.stepped_ms = now_ms;
         running.ended.borrow_mut().take()
     }
 

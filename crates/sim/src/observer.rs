@@ -32,8 +32,7 @@ use crate::trace;
 
 /// What a node says when it finds bytes damaged on every replica. Their digests differ then: each has
 /// them damaged in its own way.
-pub(crate) const LOST: &str =
-    "bytes are damaged on every replica; the others of the extent are copied";
+pub(crate) const LOST: &str = "bytes are damaged on every replica";
 /// Between two looks at all nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// One node's answer.
@@ -360,9 +359,13 @@ impl Observer {
             let address = cluster::listens(cluster::Part::Data, number);
             let answer: DataReply = self.call(address, Role::Data, &DataRequest::Report).await?;
             let Ok(DataAnswer::Report(report)) = answer else { return Err(format!("{answer:?}")) };
-            // A shared extent that is still open keeps its header and last block.
-            let is_left =
-                |report: &&DataPartitionReport| report.allocated_bytes > OPEN_EXTENTS_BYTES;
+            // A shared extent that is still open keeps its header and last block. Where the header of a
+            // piece is lost, nobody finds the pieces behind it that no file ever got.
+            let is_lost = trace::has_error(LOST);
+            let left_bytes = if is_lost { 2 * self.options.small_extent_bytes_max } else { 0 };
+            let is_left = |report: &&DataPartitionReport| {
+                report.allocated_bytes > left_bytes + OPEN_EXTENTS_BYTES
+            };
             if let Some(report) = report.partitions.iter().find(is_left) {
                 return Err(format!("data node {}: {report:?}", number + 1));
             }

@@ -83,7 +83,7 @@ pub(crate) struct Simulation {
     restarts: Vec<(u64, usize)>,
     /// Servers whose disk failed a call: out of service until an operator restarts them.
     failed_disks: BTreeSet<usize>,
-    /// Data servers that lost bytes at any time: to a power cut, to a failed disk, or to rot.
+    /// Data servers that lost bytes at any time: to a power cut, to a failed disk, to rot, or to a lie.
     harmed: BTreeSet<usize>,
     order: Random,
     /// What the verifying clients said at their end.
@@ -502,9 +502,10 @@ impl Simulation {
     }
 
     /// One at a time: an overwrite of which the bytes and the checksum are both lost cannot be noticed.
-    fn order_lie(&self, place: usize, what: Ordered) {
+    fn order_lie(&mut self, place: usize, what: Ordered) {
         let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
         if self.machines.get(place).is_some_and(is_idle) {
+            self.harmed.insert(place);
             self.order(place, what);
         }
     }

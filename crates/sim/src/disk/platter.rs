@@ -349,7 +349,9 @@ impl Platter {
             self.counts.lost_writes += 1;
             return Ok(());
         }
-        let offset = self.lands_at(number, offset)?;
+        let Some(offset) = self.lands_at(number, offset, bytes.len() as u64)? else {
+            return Ok(());
+        };
         let capacity = self.options.capacity_bytes;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
         let added = file.current.missing_blocks(offset, bytes.len() as u64) * BLOCK;
@@ -370,17 +372,20 @@ impl Platter {
         Ok(())
     }
 
-    /// Where a write to `offset` goes: elsewhere, if that was ordered.
-    fn lands_at(&mut self, number: u64, offset: u64) -> io::Result<u64> {
+    /// Where a write goes: elsewhere, if that was ordered, over what the file holds there. Nowhere, if
+    /// it holds nothing of that length: bytes in a hole would harm nobody, and be nobody's to free.
+    fn lands_at(&mut self, number: u64, offset: u64, length: u64) -> io::Result<Option<u64>> {
         if !self.takes_order(Ordered::MisdirectWrite) {
-            return Ok(offset);
+            return Ok(Some(offset));
         }
         self.counts.misdirected += 1;
-        let own = offset / BLOCK;
-        let mut others = self.file(number)?.current.block_numbers();
-        others.retain(|block| *block != own);
-        let block = self.random.pick(&others).copied().unwrap_or(own + 1);
-        Ok(block * BLOCK + offset % BLOCK)
+        let (own, within) = (offset / BLOCK, offset % BLOCK);
+        let content = &self.file(number)?.current;
+        let is_full = |block: u64| content.missing_blocks(block * BLOCK + within, length) == 0;
+        let mut others = content.block_numbers();
+        others.retain(|block| *block != own && is_full(*block));
+        let block = self.random.pick(&others);
+        Ok(block.map(|block| block * BLOCK + within))
     }
 
     pub(super) fn punch(&mut self, number: u64, offset: u64, length: u64) -> io::Result<()> {

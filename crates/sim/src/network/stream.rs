@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use bytes::BufMut;
 use milpa_host::net::{Connecting, Network, SimulatedListener, SimulatedStream};
 
 use super::wires::{ConnectionId, Wires};
@@ -122,7 +123,7 @@ struct Stream {
 }
 
 impl SimulatedStream for Stream {
-    fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+    fn try_read(&self, buffer: &mut dyn BufMut) -> io::Result<usize> {
         let mut woken = Vec::new();
         let read = lock(&self.wires).read(self.connection, self.side, buffer, &mut woken);
         wake_all(woken);

@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
+use bytes::BufMut;
+
 use super::link::{LinkFaults, NetworkCounts};
 use crate::random::Random;
 
@@ -575,7 +577,7 @@ impl Wires {
         &mut self,
         id: ConnectionId,
         side: usize,
-        buffer: &mut [u8],
+        buffer: &mut dyn BufMut,
         woken: &mut Vec<Waker>,
     ) -> Option<Result<usize, i32>> {
         let Some(end) = self.end(id, side) else { return Some(Err(libc::ECONNRESET)) };
@@ -585,10 +587,13 @@ impl Wires {
             }
             return end.at_end.then_some(Ok(0));
         }
-        let count = end.inbox.len().min(buffer.len());
-        for (target, byte) in buffer.iter_mut().zip(end.inbox.drain(..count)) {
-            *target = byte;
+        let count = end.inbox.len().min(buffer.remaining_mut());
+        let (front, back) = end.inbox.as_slices();
+        for slice in [front, back] {
+            let room = buffer.remaining_mut();
+            buffer.put_slice(slice.get(..room).unwrap_or(slice));
         }
+        end.inbox.drain(..count);
         if let Some(peer) = self.connections.get_mut(&id).and_then(|c| c.ends.get_mut(1 - side)) {
             peer.outstanding = peer.outstanding.saturating_sub(count);
             woken.extend(peer.writer.take());
