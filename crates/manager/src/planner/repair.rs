@@ -82,6 +82,12 @@ fn next_configuration(
     if wanted.len() < MEMBERS_MIN.min(members.len()) || !has_majority || is_same {
         return None;
     }
+    // Who is away may come back with all it has; who stays in its place has to have said that it does.
+    let drops_one = members.iter().any(|node| !wanted.contains(node));
+    let all_hold = wanted.iter().all(|node| !members.contains(node) || holds(view, record, *node));
+    if drops_one && !all_hold {
+        return None;
+    }
     // A replica that has just come back lacks bytes: the primary is one that stayed.
     let may_order = |node: &&NodeId| staying.contains(node) && Some(**node) != surplus;
     let primary = if may_order(&&present.primary) {
@@ -177,11 +183,15 @@ fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
 /// serve: just after a start it may not be reported yet.
 fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let Configuration { members, learners, .. } = &record.configuration;
-    let held = view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id));
     !members.contains(&node)
-        && (held || learners.contains(&node))
+        && (holds(view, record, node) || learners.contains(&node))
         && !has_lost_replica(view, node, record.id, record.created.contains(&node))
         && can_serve(view, record, node)
+}
+
+/// Whether a node reports the replica. Of a leader's first moments nothing follows: it has not heard all.
+fn holds(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id))
 }
 
 fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {

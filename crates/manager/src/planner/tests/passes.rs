@@ -251,6 +251,35 @@ fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
 
+/// A new leader of the managers misses one node and has not heard yet that another one has lost its
+/// replica: without the first one there would be a single copy.
+#[test]
+fn nobody_is_dropped_while_it_is_not_known_what_the_others_hold() {
+    let mut world = settled();
+    let (away, lost) = (NodeId(104), NodeId(106));
+    world.data.get_mut(&lost).unwrap().remove(&PartitionId(4));
+    let now_ms = world.now_ms;
+    world.loads = Loads::new(now_ms);
+    world.down.extend([away, lost]);
+    for _ in 0..20 {
+        let now_ms = world.now_ms;
+        world.loads.register(lost, now_ms);
+        world.pass();
+    }
+    assert_eq!(world.log.state.node(away).unwrap().state, NodeState::Silent);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105, 106]));
+    world.down.remove(&lost);
+    world.wait(1_000);
+    assert_eq!(world.data_record(5).configuration.members, nodes(&[105, 106]), "it has that one");
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105, 106]));
+    world.wait(3_000);
+    world.down.remove(&away);
+    world.wait(600);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
+    world.wait(20_000);
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
+}
+
 #[test]
 fn no_configuration_falls_below_two_members() {
     let mut world = settled();
