@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest};
 
 use super::disk::Disk;
@@ -45,18 +45,23 @@ impl Chunk {
     fn without(lost: u64, fence: u64) -> Chunk {
         Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
     }
+
+    /// How many bytes the source gave.
+    fn length(&self) -> u64 {
+        self.hole.saturating_add(self.bytes.len() as u64)
+    }
 }
 
 impl Filling {
-    /// From the first that has the bytes. Who is behind is asked again, but nobody else waits for it.
+    /// From the first that has the bytes, or at least `shortest` of them. Who is behind is asked again, but nobody else waits for it.
     /// `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and
     /// none has the bytes whole, so that this node may accept what a crash left here: of those who are in
     /// doubt the lowest goes first, and the others wait for it ([`Doubt::Waits`]).
     pub(super) async fn fetch_from_any(
         &self,
         extent: ExtentId,
-        offset: u64,
-        length: u64,
+        (offset, length): (u64, u64),
+        shortest: u64,
         sources: &[NodeId],
         applied: u64,
         doubt: Doubt,
@@ -66,7 +71,8 @@ impl Filling {
             let (mut behind, mut unsettled) = (Vec::new(), None);
             for source in left {
                 match self.fetch(extent, offset, length, source, applied).await {
-                    Ok(chunk) => return Ok(chunk),
+                    Ok(chunk) if chunk.length() >= shortest => return Ok(chunk),
+                    Ok(_) => refusals.push(DataError::NotHere),
                     Err(DataError::Busy) => behind.push(source),
                     Err(error @ DataError::Unsettled { .. }) => {
                         unsettled = Some(error);
@@ -107,16 +113,16 @@ impl Filling {
         let (DataAnswer::Bytes { checksums, hole }, bytes) = answer else {
             return Err(DataError::Invalid);
         };
-        let got = hole.saturating_add(bytes.len() as u64);
-        if got > length {
+        let chunk = Chunk { hole, bytes, checksums, lost: 0, fence };
+        if chunk.length() > length {
             return Err(DataError::Invalid);
         }
         // It ends where these begin.
-        if got == 0 {
+        if chunk.length() == 0 {
             return Err(DataError::NotHere);
         }
-        Metrics::get().fetched_bytes.inc_by(bytes.len() as u64);
-        Ok(Chunk { hole, bytes, checksums, lost: 0, fence })
+        Metrics::get().fetched_bytes.inc_by(chunk.bytes.len() as u64);
+        Ok(chunk)
     }
 
     /// Bytes of one block that are damaged at the source: from another replica, or the word that they are
@@ -141,20 +147,18 @@ impl Filling {
                 Err(_) => is_lost = false,
             }
         }
-        if let Some(chunk) = self.fetch_at_once(extent, (offset, length), &learners, applied).await
-        {
+        let range = (offset, length);
+        if let Some(chunk) = self.fetch_at_once(extent, range, 1, &learners, applied).await {
             return Ok(chunk);
         }
         if !is_lost {
             return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
         }
-        Metrics::get().lost_bytes.inc_by(length);
-        tracing::error!(partition = %self.partition, %extent, offset, length,
-            "bytes are damaged on every replica; the others of the extent are copied");
+        tell_lost(self.partition, extent, (offset, length));
         Ok(Chunk::without(length, fence))
     }
 
-    /// Bytes of one block from whoever gives them now, or a chunk without them.
+    /// All these bytes of one block from whoever gives them now, or a chunk without them.
     pub(super) async fn fetch_or_leave(
         &self,
         extent: ExtentId,
@@ -165,20 +169,23 @@ impl Filling {
         let fence = self.fence(extent, applied).await?;
         let (members, learners) = self.others().await?;
         let sources = [members, learners].concat();
-        let found = self.fetch_at_once(extent, (offset, length), &sources, applied).await;
+        let range = (offset, length);
+        let found = self.fetch_at_once(extent, range, length, &sources, applied).await;
         Ok(found.unwrap_or(Chunk::without(length, fence)))
     }
 
-    /// From the first that has the bytes and gives them now.
+    /// From the first that has at least `shortest` of the bytes and gives them now.
     pub(super) async fn fetch_at_once(
         &self,
         extent: ExtentId,
         (offset, length): (u64, u64),
+        shortest: u64,
         sources: &[NodeId],
         applied: u64,
     ) -> Option<Chunk> {
         for source in sources {
-            if let Ok(chunk) = self.fetch(extent, offset, length, *source, applied).await {
+            let fetched = self.fetch(extent, offset, length, *source, applied).await;
+            if let Some(chunk) = fetched.ok().filter(|chunk| chunk.length() >= shortest) {
                 return Some(chunk);
             }
         }
@@ -207,6 +214,12 @@ impl Filling {
         let here = self.shared.ask_disk(self.disk, handed).await;
         Ok(here.flatten().ok_or(DataError::WrongPartition)?.max(applied))
     }
+}
+
+/// Tells the operator that no replica has these bytes: of all that is in a log this is what he must not miss.
+pub(super) fn tell_lost(partition: PartitionId, extent: ExtentId, (offset, length): (u64, u64)) {
+    Metrics::get().lost_bytes.inc_by(length);
+    tracing::error!(%partition, %extent, offset, length, "bytes are damaged on every replica");
 }
 
 /// What it means that every source has refused, in this order, to give bytes from block `first` on:

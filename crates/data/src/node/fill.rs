@@ -44,14 +44,12 @@ impl Filling {
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
             let turn = self.shared.repair_turn(self.disk).await;
-            let chunk =
-                match self.fetch_from_any(extent, held, wanted, &[source], 0, Doubt::Refuses).await
-                {
-                    Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
-                        self.fetch_at_damage(extent, (held, wanted), block, source).await?
-                    }
-                    fetched => fetched?,
-                };
+            let chunk = match self.fetch_from(extent, (held, wanted), source).await {
+                Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
+                    self.fetch_at_damage(extent, (held, wanted), block, source).await?
+                }
+                fetched => fetched?,
+            };
             let got = chunk.hole + chunk.bytes.len() as u64 + chunk.lost;
             if !is_mark_known {
                 self.copy_mark(extent, source).await?;
@@ -91,10 +89,19 @@ impl Filling {
         let damaged = block.saturating_mul(BLOCK_BYTES);
         if damaged > held {
             let before = wanted.min(damaged - held);
-            return self.fetch_from_any(extent, held, before, &[source], 0, Doubt::Refuses).await;
+            return self.fetch_from(extent, (held, before), source).await;
         }
         let length = wanted.min(BLOCK_BYTES - held % BLOCK_BYTES);
         self.fetch_or_lose(extent, (held, length), source, 0).await
+    }
+
+    async fn fetch_from(
+        &self,
+        extent: ExtentId,
+        range: (u64, u64),
+        source: NodeId,
+    ) -> Result<Chunk, DataError> {
+        self.fetch_from_any(extent, range, 1, &[source], 0, Doubt::Refuses).await
     }
 
     /// An extent that is read at the leader there is read at the leader here too: before there is

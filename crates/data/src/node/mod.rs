@@ -22,6 +22,7 @@ mod fill;
 mod freed;
 mod heartbeat;
 mod leave;
+mod lost;
 mod metrics;
 mod offering;
 mod open;

@@ -175,7 +175,7 @@ impl Disk {
                 Applied::Done(damaged) => {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
                         // It may be whole now, and rot again.
-                        partition.lost.retain(|(lost, _), _| *lost != extent);
+                        partition.lost.remove_extent(extent);
                     }
                     disk.entry_applied(id, position, Some(extent), Ok(()));
                     // One that finds no place is found again by who reads it, and by the scrub.

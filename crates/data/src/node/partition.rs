@@ -16,6 +16,7 @@ use crate::offers::Offers;
 use crate::overwrite::Applying;
 use crate::store::ExtentStore;
 
+use super::lost::LostBlocks;
 use super::state::PartitionState;
 use super::workers::Continuation;
 
@@ -177,37 +178,15 @@ pub(crate) struct Partition {
     pub fetches: Rc<()>,
     /// Unpublished bytes that are asked about.
     pub offers: Offers,
-    /// Damaged blocks that no member had whole, and how many repairs in a row have found that.
-    pub lost: BTreeMap<(ExtentId, u64), u32>,
+    /// Damaged blocks that no member had whole.
+    pub lost: LostBlocks,
     /// Blocks that a snapshot could not bring: damaged here, and not yet known to be lost.
     pub left: BTreeSet<(ExtentId, u64)>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
 }
 
-/// Lost blocks of a partition that are remembered.
-const LOST_MAX: usize = 4096;
-
 impl Partition {
-    /// What became of a repair: no member had the block whole, or not so.
-    pub fn note_lost(&mut self, extent: ExtentId, block: u64, is_lost: bool) {
-        if !is_lost {
-            self.lost.remove(&(extent, block));
-            return;
-        }
-        if self.lost.len() >= LOST_MAX && !self.lost.contains_key(&(extent, block)) {
-            self.lost.pop_first();
-        }
-        let tries = self.lost.entry((extent, block)).or_default();
-        *tries = tries.saturating_add(1);
-    }
-
-    /// Whether no member has a block, by two repairs in a row: a member that was in doubt about its own
-    /// when it was asked first has decided since.
-    pub fn is_lost(&self, extent: ExtentId, block: u64) -> bool {
-        self.lost.get(&(extent, block)).is_some_and(|tries| *tries >= 2)
-    }
-
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node
     /// ceased to be the primary is found by the comparison with which the new epoch begins.
     pub fn align_later(&mut self, node: NodeId, extent: ExtentId) {

@@ -23,6 +23,7 @@ use crate::store::{ExtentStore, RecoveryReport};
 
 use super::appends::BATCH_BYTES_MAX;
 use super::disk::Disk;
+use super::lost::LostBlocks;
 use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
 use super::state::{PartitionState, state_path};
 
@@ -101,7 +102,7 @@ impl Partition {
             alignment: Alignment { wants_all, is_unknown, ..Alignment::default() },
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
-            lost: BTreeMap::new(),
+            lost: LostBlocks::default(),
             left: BTreeSet::new(),
             fetches: Rc::default(),
             offers: Offers::default(),

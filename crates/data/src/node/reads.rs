@@ -153,7 +153,7 @@ impl Disk {
     fn until_repaired(&self, read: &Read, error: DataError) -> DataError {
         match error {
             DataError::Corrupt { block } => match self.partitions.get(&read.partition) {
-                Some(partition) if partition.is_lost(read.extent, block) => error,
+                Some(partition) if partition.lost.contains(read.extent, block) => error,
                 _ => DataError::Busy,
             },
             error => error,

@@ -3,19 +3,19 @@
 
 use std::time::Duration;
 
+use milpa_host::clock;
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::TRANSFER_BYTES_MAX;
 
 use crate::store::{Checksums, ExtentStore, StoreError};
 
 use super::disk::Disk;
-use super::fetch::{Chunk, Doubt};
+use super::fetch::{Chunk, Doubt, tell_lost};
 use super::fill::{Filling, held_bytes};
 use super::metrics::Metrics;
 use super::partition::Partition;
 
-/// After a failed repair the block is left alone for so long: two replicas that both have it damaged
-/// would otherwise set each other to work without end.
+/// After a failed repair the block is left alone for so long.
 const REPAIR_PAUSE: Duration = Duration::from_millis(500);
 /// Blocks of one partition that are repaired at the same time.
 const REPAIRS_MAX: usize = 64;
@@ -35,7 +35,8 @@ impl Filling {
         let mut at = offset / BLOCK_BYTES * BLOCK_BYTES;
         while at < end {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
-            let chunk = self.fetch_from_any(extent, at, wanted, sources, applied, doubt).await?;
+            let chunk =
+                self.fetch_from_any(extent, (at, wanted), 1, sources, applied, doubt).await?;
             let (hole, fence) = (chunk.hole, chunk.fence);
             let got = hole + chunk.bytes.len() as u64;
             let place = at + hole;
@@ -73,7 +74,11 @@ impl Filling {
                         continue;
                     }
                 };
-            let (DataError::Doubtful { block } | DataError::Unsettled { block }) = refused else {
+            // Corrupt: it is damaged here, and the leader ends within it.
+            let (DataError::Doubtful { block }
+            | DataError::Unsettled { block }
+            | DataError::Corrupt { block }) = refused
+            else {
                 return Err(refused);
             };
             let damaged = block.saturating_mul(BLOCK_BYTES);
@@ -86,7 +91,7 @@ impl Filling {
                 return Err(refused);
             }
             end = length;
-            let place = (damaged, BLOCK_BYTES.min(length.saturating_sub(damaged)));
+            let place = (damaged, BLOCK_BYTES.min(held.saturating_sub(damaged)));
             let chunk = self.fetch_or_leave(extent, place, applied).await?;
             let (fence, is_left) = (chunk.fence, chunk.lost > 0);
             let land = move |store: &ExtentStore| match chunk.lost {
@@ -110,8 +115,7 @@ impl Filling {
         block: u64,
         sources: &[NodeId],
     ) -> Result<(), DataError> {
-        let offset = block.saturating_mul(BLOCK_BYTES);
-        let replaced = self.replace(extent, (offset, 1), sources, 0, Doubt::Waits).await;
+        let replaced = self.replace_block(extent, block, sources).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
             if self.replace_by_learners(extent, block).await? {
                 return Ok(());
@@ -135,19 +139,56 @@ impl Filling {
         if is_whole { Ok(()) } else { replaced.and(asked).and(Err(DataError::Corrupt { block })) }
     }
 
+    /// By a member that has all of the block that is here: of a part of it there is no checksum.
+    async fn replace_block(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        sources: &[NodeId],
+    ) -> Result<(), DataError> {
+        loop {
+            let place = self.held_of(extent, block).await?;
+            if place.1 == 0 {
+                return Ok(());
+            }
+            let chunk =
+                self.fetch_from_any(extent, place, place.1, sources, 0, Doubt::Waits).await?;
+            if self.land_block(extent, place, chunk).await? {
+                return Ok(());
+            }
+        }
+    }
+
     /// Whether one of those who learn gave the block.
     async fn replace_by_learners(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
-        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
-        let offset = block.saturating_mul(BLOCK_BYTES);
-        let place = (offset, BLOCK_BYTES.min(held.saturating_sub(offset)));
+        let place = self.held_of(extent, block).await?;
         let (_, learners) = self.others().await?;
-        let Some(chunk) = self.fetch_at_once(extent, place, &learners, 0).await else {
+        let Some(chunk) = self.fetch_at_once(extent, place, place.1, &learners, 0).await else {
             return Ok(false);
         };
-        let fence = chunk.fence;
-        let land = move |store: &ExtentStore| replace_chunk(store, extent, offset, &chunk);
-        self.unless_overwritten(extent, fence, land).await?;
+        self.land_block(extent, place, chunk).await?;
         self.is_whole(extent, block).await
+    }
+
+    /// The bytes of a block that are here.
+    async fn held_of(&self, extent: ExtentId, block: u64) -> Result<(u64, u64), DataError> {
+        let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        Ok((offset, BLOCK_BYTES.min(held.saturating_sub(offset))))
+    }
+
+    /// False if an overwrite came between.
+    async fn land_block(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        chunk: Chunk,
+    ) -> Result<bool, DataError> {
+        let (place, fence) = (offset + chunk.hole, chunk.fence);
+        let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
+        let landed = self.unless_overwritten(extent, fence, land).await?;
+        self.shared.throttle_repair(self.disk, length).await;
+        Ok(landed.is_some())
     }
 
     /// Whether a block can be read; one that is no more needs no repair.
@@ -182,7 +223,9 @@ impl Disk {
     /// to be found again.
     pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) -> bool {
         let Some(partition) = self.partitions.get_mut(&id) else { return true };
-        if partition.repairing.contains(&(extent, block)) {
+        if partition.repairing.contains(&(extent, block))
+            || partition.lost.rests(extent, block, clock::now_ms())
+        {
             return true;
         }
         if partition.repairing.len() >= REPAIRS_MAX {
@@ -197,11 +240,14 @@ impl Disk {
             let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
             let is_done = repaired.is_ok();
             let note = move |disk: &mut Disk| {
-                if let Some(partition) = disk.partitions.get_mut(&id) {
-                    partition.note_lost(extent, block, is_lost);
-                    if is_done || partition.is_lost(extent, block) {
-                        partition.left.remove(&(extent, block));
-                    }
+                let Some(partition) = disk.partitions.get_mut(&id) else { return };
+                if !is_lost {
+                    partition.lost.remove(extent, block);
+                } else if partition.lost.add(extent, block, clock::now_ms()) {
+                    tell_lost(id, extent, (block.saturating_mul(BLOCK_BYTES), BLOCK_BYTES));
+                }
+                if is_done || partition.lost.contains(extent, block) {
+                    partition.left.remove(&(extent, block));
                 }
             };
             filling.shared.ask_disk(filling.disk, note).await;
