@@ -147,6 +147,19 @@ pub enum DataRequest {
         /// The sender's epoch.
         epoch: Epoch,
     },
+    /// Member to member: a block that nobody has whole, and about which the receiver is in doubt like
+    /// the sender. If what both made of it is the same, it is right. Answered with its bytes.
+    Doubtful {
+        /// Which partition.
+        partition: PartitionId,
+        /// Which extent.
+        extent: ExtentId,
+        /// Which block.
+        block: u64,
+        /// As of this index of the group's log, as far as the extent is concerned: a replica that is
+        /// behind, or further, answers `Busy`.
+        applied: u64,
+    },
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.

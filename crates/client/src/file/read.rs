@@ -66,7 +66,8 @@ impl Inner {
                     let known = gone.len();
                     gone = self.gone_extents(file).await;
                     if gone.len() == known {
-                        return Err(FsError::Stale("the file's bytes were deleted"));
+                        // The file, as it is now, refers to them.
+                        return Err(FsError::Lost(Box::new(DataError::NoExtent.into())));
                     }
                 }
                 // On no member yet, or on none any more.

@@ -9,7 +9,11 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
     let roles: &[Role] = match request {
         R::Append(_) | R::Flush { .. } | R::Overwrite(_) | R::Close { .. } => &[Role::Client],
         R::Read(_) => &[Role::Client, Role::Data, Role::Admin],
-        R::Replicate(_) | R::Seal { .. } | R::Fetch { .. } | R::Returned { .. } => &[Role::Data],
+        R::Replicate(_)
+        | R::Seal { .. }
+        | R::Fetch { .. }
+        | R::Doubtful { .. }
+        | R::Returned { .. } => &[Role::Data],
         R::ExtentInfo { .. } | R::Freed { .. } => &[Role::Data, Role::Admin],
         R::Free { .. } => &[Role::Meta, Role::Data],
         R::CreatePartition(_)
@@ -36,6 +40,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::ExtentInfo { partition, .. }
         | R::Seal { partition, .. }
         | R::Fetch { partition, .. }
+        | R::Doubtful { partition, .. }
         | R::Freed { partition, .. }
         | R::Returned { partition, .. }
         | R::DeletePartition { partition }

@@ -32,10 +32,10 @@ const COMPARE_MS: u64 = 600_000;
 const EXTENTS_AT_ONCE: usize = 4;
 
 /// One run over a partition's extents.
-struct Run {
-    filling: Filling,
-    node: NodeId,
-    configuration: Configuration,
+pub(super) struct Run {
+    pub(super) filling: Filling,
+    pub(super) node: NodeId,
+    pub(super) configuration: Configuration,
     /// Only these; all if `None`.
     only: Option<Vec<ExtentId>>,
     /// Counts the fills that were ordered: each is sent to the next source. It begins elsewhere
@@ -287,6 +287,7 @@ impl Run {
         claims: &[Claim],
         (decides, complete): (bool, bool),
     ) -> Result<(), DataError> {
+        let claims = &if decides { self.readable(extent, claims).await? } else { claims.to_vec() };
         let (length, source, lost_to) = match decide(claims, 0, decides, self.node) {
             Decision::Even => return Ok(()),
             Decision::Wait => return Err(DataError::Busy),
@@ -333,7 +334,9 @@ impl Run {
         match sealed.ok_or(DataError::Busy)? {
             Ok(()) => {}
             Err(StoreError::NoExtent) if length == 0 => return Ok(false),
-            Err(StoreError::Shorter { .. } | StoreError::NoExtent) if source != self.node => {
+            Err(StoreError::Shorter { .. } | StoreError::NoExtent | StoreError::Corrupt { .. })
+                if source != self.node =>
+            {
                 filling.fill(new, length, source).await?;
             }
             Err(error) => return Err(error.into()),

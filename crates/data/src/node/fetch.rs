@@ -47,7 +47,7 @@ impl Chunk {
     }
 
     /// How many bytes the source gave.
-    fn length(&self) -> u64 {
+    pub(super) fn length(&self) -> u64 {
         self.hole.saturating_add(self.bytes.len() as u64)
     }
 }

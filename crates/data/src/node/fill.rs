@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
-use milpa_wire::data::{DataAnswer, DataRequest, TRANSFER_BYTES_MAX};
+use milpa_wire::data::{DataAnswer, DataRequest, ExtentState, TRANSFER_BYTES_MAX};
 
 use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
 
@@ -36,10 +36,11 @@ pub(crate) struct Filling {
 
 impl Filling {
     /// Makes this replica of the extent `length` bytes long, with the bytes of `source`, and seals
-    /// it. What is there is kept; a run that was cut short goes on where it ended.
+    /// it. What is there is kept; a run that was cut short goes on where it ended. If the block in which
+    /// the extent is to end is damaged here, it is the source's.
     pub async fn fill(&self, new: NewExtent, length: u64, source: NodeId) -> Result<(), DataError> {
         let extent = new.id;
-        let mut held = self.on_extent(extent, move |store| prepare(store, new)).await?;
+        let mut held = self.on_extent(extent, move |store| prepare(store, new, length)).await?;
         let mut is_mark_known = false;
         while held < length {
             let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
@@ -108,15 +109,24 @@ impl Filling {
     /// a byte of it to read. Called after a fetch, when the source has applied all that found the
     /// extent missing here; later overwrites find it, and mark it.
     async fn copy_mark(&self, extent: ExtentId, source: NodeId) -> Result<(), DataError> {
-        let (partition, epoch) = (self.partition, self.epoch().await?);
-        let extents = vec![extent];
-        let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
-        let answer = self.shared.ask_node(source, &request, Bytes::new(), FETCH_WAIT).await?;
-        let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
-        if states.iter().any(|state| state.extent == extent && state.overwritten) {
+        if self.state_at(extent, source).await?.is_some_and(|state| state.overwritten) {
             self.on_extent(extent, move |store| store.mark_overwritten(extent)).await?;
         }
         Ok(())
+    }
+
+    /// What a node says of its replica of an extent; `None` if it has none.
+    pub(super) async fn state_at(
+        &self,
+        extent: ExtentId,
+        node: NodeId,
+    ) -> Result<Option<ExtentState>, DataError> {
+        let (partition, epoch) = (self.partition, self.epoch().await?);
+        let extents = vec![extent];
+        let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
+        let answer = self.shared.ask_node(node, &request, Bytes::new(), FETCH_WAIT).await?;
+        let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
+        Ok(states.into_iter().find(|state| state.extent == extent))
     }
 
     /// Frees what the source had freed when it sent its holes: these are whole blocks, and dead bytes
@@ -180,8 +190,9 @@ impl Filling {
     }
 }
 
-/// Makes the extent if it is missing and opens it if it is sealed; returns how long it is.
-fn prepare(store: &ExtentStore, new: NewExtent) -> Result<u64, StoreError> {
+/// Makes the extent if it is missing, opens it if it is sealed, and cuts it if it is longer than it is to
+/// be; returns how long it is.
+fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, StoreError> {
     match store.create_extent(new) {
         Ok(()) => return Ok(0),
         // There is a file, and no header in it that could be read.
@@ -191,6 +202,9 @@ fn prepare(store: &ExtentStore, new: NewExtent) -> Result<u64, StoreError> {
         }
         Err(StoreError::Exists) => {}
         Err(error) => return Err(error),
+    }
+    if held_bytes(store, new.id)? > length {
+        store.seal(new.id, length / BLOCK_BYTES * BLOCK_BYTES)?;
     }
     if store.states(&[new.id]).first().is_some_and(|state| state.sealed) {
         store.reopen_for_repair(new.id)?;
@@ -275,7 +289,9 @@ impl Disk {
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length)),
             move |disk, sealed| match sealed {
                 Err(StoreError::NoExtent) if length == 0 => answer_done(reply, Ok(())),
-                Err(StoreError::Shorter { .. } | StoreError::NoExtent) => {
+                Err(
+                    StoreError::Shorter { .. } | StoreError::NoExtent | StoreError::Corrupt { .. },
+                ) => {
                     disk.start_fill(id, new, length, source, reply);
                 }
                 other => answer_done(reply, other.map_err(DataError::from)),

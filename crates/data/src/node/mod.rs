@@ -17,6 +17,7 @@ pub(crate) mod decoding {
     pub(crate) use super::state::PartitionState;
 }
 mod disk;
+mod doubt;
 mod fetch;
 mod fill;
 mod freed;
@@ -30,6 +31,7 @@ mod overwrites;
 mod partition;
 mod partitions;
 mod peers;
+mod readable;
 mod reads;
 mod replace;
 mod requests;

@@ -107,8 +107,8 @@ impl Filling {
         Ok(left)
     }
 
-    /// Makes a damaged block whole again: from another member, or, if none has it whole, by accepting
-    /// what a crash left of it here.
+    /// Makes a damaged block whole again: from another member, or, if none has it whole, by finding that
+    /// the log has made the same of it here and elsewhere.
     async fn repair(
         &self,
         extent: ExtentId,
@@ -120,10 +120,12 @@ impl Filling {
             if self.replace_by_learners(extent, block).await? {
                 return Ok(());
             }
-            let accept = move |store: &ExtentStore| store.accept_doubtful(extent, block);
-            match self.on_extent(extent, accept).await {
+            match self.settle_doubt(extent, block, sources).await {
                 Err(DataError::Corrupt { .. }) => {}
-                accepted => return accepted,
+                settled => return settled,
+            }
+            if self.is_behind_an_end(extent, block, sources).await? {
+                return Err(DataError::NotHere);
             }
         }
         if self.is_whole(extent, block).await? {
@@ -135,8 +137,28 @@ impl Filling {
         for source in sources {
             asked = asked.and(self.copy_freed(extent, *source).await);
         }
-        let is_whole = self.is_whole(extent, block).await?;
-        if is_whole { Ok(()) } else { replaced.and(asked).and(Err(DataError::Corrupt { block })) }
+        if self.is_whole(extent, block).await? {
+            return Ok(());
+        }
+        replaced.and(asked).and(Err(DataError::Corrupt { block }))
+    }
+
+    /// Whether a member ends before what is here of a block: then it is not lost, as it was never
+    /// acknowledged. The primary makes them equal.
+    async fn is_behind_an_end(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        members: &[NodeId],
+    ) -> Result<bool, DataError> {
+        let (offset, length) = self.held_of(extent, block).await?;
+        for member in members {
+            let state = self.state_at(extent, *member).await?;
+            if state.is_some_and(|state| state.length < offset + length) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// By a member that has all of the block that is here: of a part of it there is no checksum.

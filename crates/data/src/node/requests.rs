@@ -57,6 +57,9 @@ impl Disk {
             DataRequest::Fetch { partition, extent, offset, length, applied } => {
                 self.fetch((partition, extent), (offset, length), applied, reply);
             }
+            DataRequest::Doubtful { partition, extent, block, applied } => {
+                self.doubtful((partition, extent), block, applied, reply);
+            }
             DataRequest::CreatePartition(create) => self.create_partition(create, reply),
             DataRequest::DeletePartition { partition } => self.delete_partition(partition, reply),
             DataRequest::Configure { partition, configuration } => {

@@ -10,6 +10,7 @@
 //! | the store's freed log | free, cut | a flush of that log |
 //! | state, sums | everybody | no I/O, except that a missing chunk is read under `sums` |
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, RwLock};
 use std::time::Duration;
@@ -64,6 +65,8 @@ pub(super) struct State {
     pub(super) overwritten: bool,
     /// Bytes that no file refers to any more.
     pub(super) dead: Ranges,
+    /// What the slots of doubtful blocks said before the log was repeated.
+    pub(super) torn: BTreeMap<u64, Slot>,
     /// Counts changes of the file; compared with `flushed_writes`.
     pub(super) writes: u64,
     pub(super) flushed_writes: u64,
@@ -82,9 +85,9 @@ impl State {
         (counters == (self.writes, self.flushed_writes)).then_some(bytes)
     }
 
-    /// A copy of everything that a header says; the dead ranges stay behind.
+    /// A copy of everything that a header says.
     pub(super) fn clone_for_header(&self) -> State {
-        State { dead: Ranges::default(), ..*self }
+        State { dead: Ranges::default(), torn: BTreeMap::new(), ..*self }
     }
 
     /// The slot of the last block, if it is partial.

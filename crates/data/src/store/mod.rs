@@ -313,20 +313,35 @@ impl ExtentStore {
         create::discard_unreadable(self, id)
     }
 
-    /// Takes a doubtful block for what it should be, as no replica has it whole.
+    /// The bytes of a doubtful block: what the log made of it after a crash. `None` if it is whole.
     ///
     /// # Errors
     ///
     /// `Corrupt` if it is damaged; `Shorter`, `ReadFailed`, `NoExtent`, `Removed`, `DiskFailed`.
-    pub fn accept_doubtful(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
-        overwrite::accept_doubtful(self, id, block)
+    pub fn doubtful_bytes(&self, id: ExtentId, block: u64) -> Result<Option<Vec<u8>>, StoreError> {
+        overwrite::doubtful_bytes(self, id, block)
+    }
+
+    /// Takes a doubtful block for what it should be, if it is what one of these others made of it.
+    /// Else it is damaged from now on.
+    ///
+    /// # Errors
+    ///
+    /// `Corrupt` if it is damaged; `Shorter`, `ReadFailed`, `NoExtent`, `Removed`, `DiskFailed`.
+    pub fn settle_doubtful(
+        &self,
+        id: ExtentId,
+        block: u64,
+        others: &[Bytes],
+    ) -> Result<(), StoreError> {
+        overwrite::settle_doubtful(self, id, block, others)
     }
 
     /// Takes a block for damaged from now on, whatever its checksum says. Its bytes stay on the disk.
     ///
     /// # Errors
     ///
-    /// As [`ExtentStore::accept_doubtful`].
+    /// As [`ExtentStore::settle_doubtful`].
     pub fn distrust(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
         overwrite::distrust(self, id, block)
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::TRANSFER_BYTES_MAX;
 use milpa_wire::frame::crc32c;
@@ -139,19 +140,43 @@ pub(super) fn repair_blocks(
     free::after_repair(store, &extent, (offset, patch.end()))
 }
 
-pub(super) fn accept_doubtful(
+pub(super) fn doubtful_bytes(
     store: &ExtentStore,
     id: ExtentId,
     block: u64,
-) -> Result<(), StoreError> {
+) -> Result<Option<Vec<u8>>, StoreError> {
+    let mut found = None;
     judge_block(store, id, block, |slot, bytes| {
-        if !read::is_doubtful(slot, bytes) {
-            let is_whole = read::serve(slot, &mut bytes.to_vec()).is_some();
-            return if is_whole { Ok(None) } else { Err(StoreError::Corrupt { block }) };
+        if read::is_doubtful(slot, bytes) {
+            found = Some(bytes.to_vec());
+            return Ok(None);
         }
-        tracing::warn!(extent = id.0, block, "accepting a block that no replica has whole");
-        Ok(Some(crc32c(bytes)))
-    })
+        let is_whole = read::serve(slot, &mut bytes.to_vec()).is_some();
+        if is_whole { Ok(None) } else { Err(StoreError::Corrupt { block }) }
+    })?;
+    Ok(found)
+}
+
+/// A crash leaves of a block what the log makes whole; rot leaves something else, and not the same on two
+/// disks. Alone one cannot be told from the other.
+pub(super) fn settle_doubtful(
+    store: &ExtentStore,
+    id: ExtentId,
+    block: u64,
+    others: &[Bytes],
+) -> Result<(), StoreError> {
+    let Some(own) = doubtful_bytes(store, id, block)? else { return Ok(()) };
+    let is_agreed = others.iter().any(|other| other.starts_with(&own));
+    judge_block(store, id, block, |slot, bytes| {
+        let is_same = read::is_doubtful(slot, bytes) && bytes == own;
+        Ok(is_same.then(|| if is_agreed { crc32c(bytes) } else { damaged(crc32c(bytes)) }))
+    })?;
+    if is_agreed {
+        tracing::info!(extent = id.0, block, "two replicas made the same of a torn block");
+        Ok(())
+    } else {
+        Err(StoreError::Corrupt { block })
+    }
 }
 
 pub(super) fn distrust(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
@@ -301,13 +326,19 @@ fn patched(
     let target = bytes.get_mut(within..within + piece.len());
     target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
     let crc = crc32c(&bytes);
-    // The checksum of what the overwrite left, before a crash, proves all of it.
-    if was_whole || slot == (Slot::Live { crc, length }) {
+    // The checksum of what the overwrite left, before a crash, proves all of it. So does that of what a
+    // later one left, once the log has come to that one.
+    let found = Slot::Live { crc, length };
+    if was_whole || slot == found || extent.state().torn.get(&block) == Some(&found) {
+        extent.state().torn.remove(&block);
         return Ok((crc, length, true));
     }
     let may_be_torn = patch.unverified == Unverified::Doubtful;
     let is_damaged = was_damaged || says_damaged(&bytes);
     let is_doubtful = was_doubtful || (may_be_torn && !is_damaged);
+    if is_doubtful && !was_doubtful {
+        extent.state().torn.insert(block, slot);
+    }
     if !was_doubtful {
         tracing::info!(
             extent = extent.id.0,

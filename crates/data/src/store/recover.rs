@@ -250,6 +250,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
         sealed: header.sealed && !is_short,
         overwritten: header.overwritten,
         dead,
+        torn: BTreeMap::new(),
         writes: 1,
         flushed_writes: u64::from(header.sealed && header.floor == found.length),
         allocated: None,

@@ -51,7 +51,8 @@ async fn read_all(client: &Client, inode: InodeId) -> Result<Vec<u8>, FsError> {
 
 /// Whether these are bytes that a data node has said to be on no replica any more.
 fn is_lost(error: &FsError) -> bool {
-    matches!(error, FsError::Data(DataError::Corrupt { .. })) && trace::has_error(LOST)
+    let says_lost = matches!(error, FsError::Data(DataError::Corrupt { .. }) | FsError::Lost(_));
+    says_lost && trace::has_error(LOST)
 }
 
 /// Walks everything, reads every file and judges what it finds.

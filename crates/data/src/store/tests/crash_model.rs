@@ -223,9 +223,10 @@ impl Model {
             let offset = *offset as u64;
             world.store.overwrite(LARGE, offset, bytes, sums, Overwriting::Repeated).unwrap();
         }
-        // There is no other replica here.
+        // As if another replica had made the same of it.
         for block in world.store.verify(LARGE, 0, u64::MAX).unwrap().damaged {
-            world.store.accept_doubtful(LARGE, block).unwrap();
+            let own = world.store.doubtful_bytes(LARGE, block).unwrap().unwrap();
+            world.store.settle_doubtful(LARGE, block, &[own.into()]).unwrap();
         }
         if sealed_at.is_some_and(|sealed_at| sealed_at > length) {
             // Sealed, but not all of it was on the disk: the peers decide, here for what is there.

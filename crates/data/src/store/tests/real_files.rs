@@ -125,7 +125,7 @@ fn a_block_that_is_known_to_be_damaged_is_never_accepted() {
     for block in [1, 2] {
         assert_eq!(overwrite(block, Overwriting::New), [block]);
         assert_eq!(overwrite(block, Overwriting::Repeated), [block]);
-        let accepted = store.accept_doubtful(LARGE, block);
+        let accepted = store.doubtful_bytes(LARGE, block);
         assert!(matches!(accepted, Err(StoreError::Corrupt { .. })), "{accepted:?}");
         let read = store.read(LARGE, block * 4_096, 4_096);
         assert!(matches!(read, Err(StoreError::Corrupt { .. })), "{read:?}");
@@ -139,7 +139,7 @@ fn a_block_that_is_known_to_be_damaged_is_never_accepted() {
     let (store, _) = ExtentStore::open(&disk, directory.path(), PARTITION).unwrap();
     let whole = Checksums::of_payload(&sums);
     assert_eq!(store.overwrite(LARGE, 12_300, &part, whole, Overwriting::Repeated).unwrap(), [3]);
-    let accepted = store.accept_doubtful(LARGE, 3);
+    let accepted = store.doubtful_bytes(LARGE, 3);
     assert!(matches!(accepted, Err(StoreError::Corrupt { .. })), "{accepted:?}");
 }
 

@@ -1,0 +1,106 @@
+//! Blocks that a crash tore and the log completed: right, unless it was rot and no crash.
+//!
+//! A replica whose block does not match its checksum when the log is repeated cannot tell which. It takes
+//! the block from a member that has it whole. If there is none, those who are in doubt compare what they have:
+//! what two of them made of it is right. What nobody confirms is lost.
+
+use bytes::Bytes;
+use milpa_host::rpc::Reply;
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
+
+use crate::store::{ExtentStore, StoreError, checksums_of};
+
+use super::disk::Disk;
+use super::fetch::FETCH_WAIT;
+use super::fill::Filling;
+use super::partition::answer;
+
+impl Filling {
+    /// Settles what a block is that no member has whole. The members have said so; who is in doubt
+    /// answers, or it is not settled.
+    pub(super) async fn settle_doubt(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        members: &[NodeId],
+    ) -> Result<(), DataError> {
+        let own = move |store: &ExtentStore| store.doubtful_bytes(extent, block);
+        if self.on_extent(extent, own).await?.is_none() {
+            return Ok(());
+        }
+        let fence = self.fence(extent, 0).await?;
+        let mut others = Vec::new();
+        for member in members {
+            match self.ask_in_doubt(extent, block, *member, fence).await {
+                Ok(bytes) => others.push(bytes),
+                Err(DataError::Corrupt { .. } | DataError::NotHere | DataError::NoExtent) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        let (_, learners) = self.others().await?;
+        for learner in learners {
+            others.extend(self.ask_in_doubt(extent, block, learner, fence).await);
+        }
+        let settle = move |store: &ExtentStore| store.settle_doubtful(extent, block, &others);
+        let settled = self.unless_overwritten(extent, fence, settle).await?;
+        settled.ok_or(DataError::Busy)
+    }
+
+    async fn ask_in_doubt(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        node: NodeId,
+        applied: u64,
+    ) -> Result<Bytes, DataError> {
+        let partition = self.partition;
+        let request = DataRequest::Doubtful { partition, extent, block, applied };
+        let answer = self.shared.ask_node(node, &request, Bytes::new(), FETCH_WAIT).await?;
+        let (DataAnswer::Bytes { checksums, .. }, bytes) = answer else {
+            return Err(DataError::Invalid);
+        };
+        let is_right = bytes.len() as u64 <= BLOCK_BYTES && checksums_of(&bytes) == checksums;
+        if is_right { Ok(bytes) } else { Err(DataError::Invalid) }
+    }
+}
+
+impl Disk {
+    /// A member compares a block about which it is in doubt.
+    pub(super) fn doubtful(
+        &mut self,
+        (id, extent): (PartitionId, ExtentId),
+        block: u64,
+        applied: u64,
+        reply: Reply,
+    ) {
+        let checked = self.partition(id).and_then(|partition| {
+            let applying = partition.applying.borrow();
+            let is_at = applying.applied() >= applied && applying.last_of(extent) <= applied;
+            let is_repeating = applying.applied() < partition.repeated_until;
+            if is_at && !is_repeating { Ok(partition.store.clone()) } else { Err(DataError::Busy) }
+        });
+        let store = match checked {
+            Ok(store) => store,
+            Err(error) => return answer(reply, Err(error)),
+        };
+        // Behind the overwrites that were handed to it, and before any that come.
+        self.workers.ordered(
+            (id, extent),
+            move || match store.doubtful_bytes(extent, block) {
+                Ok(Some(bytes)) => {
+                    let checksums = checksums_of(&bytes);
+                    let body: DataReply = Ok(DataAnswer::Bytes { checksums, hole: 0 });
+                    reply.send(&body, Bytes::from(bytes));
+                }
+                // Whole by now: it is to be fetched.
+                Ok(None) => answer(reply, Err(DataError::Busy)),
+                Err(StoreError::NoExtent | StoreError::Shorter { .. }) => {
+                    answer(reply, Err(DataError::NotHere));
+                }
+                Err(error) => answer(reply, Err(error.into())),
+            },
+            |_, ()| {},
+        );
+    }
+}
