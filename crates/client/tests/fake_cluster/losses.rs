@@ -107,11 +107,12 @@ async fn told_when_the_leader_says(word: DataError) -> FsError {
     error
 }
 
-/// The story: another client deleted the file, and the reader went on asking for a minute.
+/// The story: the reader went on asking for a minute. That the file itself was not deleted makes it a loss.
 #[tokio::test(start_paused = true)]
 async fn the_leaders_word_that_overwritten_bytes_are_gone_is_enough() {
     let error = told_when_the_leader_says(DataError::NoExtent).await;
-    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    assert!(matches!(error, FsError::Lost(_)), "{error}");
+    assert_eq!(error.errno(), libc::EIO);
 }
 
 /// No member has a block whole, as the leader has found out.
