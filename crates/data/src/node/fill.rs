@@ -9,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
-use milpa_wire::data::{DataAnswer, DataRequest, ExtentState, TRANSFER_BYTES_MAX};
+use milpa_wire::data::{DataAnswer, DataRequest, ExtentState};
 
 use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
 
@@ -18,6 +18,10 @@ use super::fetch::{Chunk, Doubt, FETCH_WAIT};
 use super::freed;
 use super::partition::answer_done;
 use super::shared::Shared;
+
+/// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
+/// for as long as one such chunk takes.
+const FILL_BYTES_MAX: u64 = 256 << 10;
 
 /// Where fetched bytes go.
 #[derive(Clone)]
@@ -43,7 +47,7 @@ impl Filling {
         let mut held = self.on_extent(extent, move |store| prepare(store, new, length)).await?;
         let mut is_mark_known = false;
         while held < length {
-            let wanted = (length - held).min(TRANSFER_BYTES_MAX as u64);
+            let wanted = (length - held).min(FILL_BYTES_MAX);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from(extent, (held, wanted), source).await {
                 Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {

@@ -41,8 +41,8 @@ pub(crate) struct DiskReport {
     pub disk: Option<milpa_types::Disk>,
 }
 
-/// Pieces of extents that are fetched at once to fill replicas on one disk, a MiB each: enough to keep a disk
-/// busy, and no more than clients' requests can pass between.
+/// Chunks of extents that are fetched at once to fill replicas on one disk: enough to keep a disk busy, and no
+/// more than clients' requests can pass between.
 const REPAIR_TURNS: usize = 2;
 
 /// Shared by the tasks of a node.
