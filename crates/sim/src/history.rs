@@ -11,7 +11,6 @@ use milpa_model::dentry::{Call, Dentry, Named};
 use milpa_model::linear::{Timed, Verdict, check};
 use milpa_types::{InodeId, MetaError, Name};
 
-use crate::options::OPEN_CHECKS;
 use crate::stalls::Ended;
 use crate::trace;
 
@@ -49,9 +48,6 @@ pub(crate) struct History {
     pub calls: Vec<Ended>,
     /// Errors that clients saw: operation and text.
     pub errors: BTreeMap<String, u64>,
-    /// Findings of checks that are known to be open.
-    pub open_findings: Vec<Violation>,
-    pub is_strict: bool,
     pub next_pattern: u64,
     /// Writes that an fsync confirmed.
     pub synced_writes: u64,
@@ -105,9 +101,6 @@ impl History {
 
     pub fn violated(&mut self, check: &'static str, detail: String) {
         trace::note(&format!("VIOLATION {check}: {detail}"));
-        if !self.is_strict && OPEN_CHECKS.contains(&check) {
-            return self.open_findings.push(Violation { check, detail });
-        }
         self.violations.push(Violation { check, detail });
     }
 

@@ -48,9 +48,6 @@ struct Arguments {
     /// Run for so long.
     #[arg(long)]
     hours: Option<f64>,
-    /// Also faults and checks that are known to fail (docs/reliability.md).
-    #[arg(long)]
-    strict: bool,
     /// Go on after a failed seed.
     #[arg(long)]
     keep_going: bool,
@@ -207,7 +204,6 @@ fn run_one(seed: u64, arguments: &Arguments) -> Outcome {
         is_calm: arguments.calm,
         is_verbose: arguments.verbose,
         without: arguments.without.clone(),
-        is_strict: arguments.strict,
     };
     let began = Instant::now();
     let mut outcome = run_seed(&settings);

@@ -9,11 +9,6 @@ use crate::machine::JobTimes;
 use crate::network::LinkFaults;
 use crate::random::Random;
 
-/// Faults that are left out unless a run is strict: docs/reliability.md says what they find.
-const OPEN_FAULTS: [&str; 1] = ["lie"];
-/// Checks whose findings are shown and fail only a strict run: docs/reliability.md says why.
-pub(crate) const OPEN_CHECKS: [&str; 1] = ["stalls end with overlaps"];
-
 /// How a run is to be made.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -27,8 +22,6 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
-    /// Also what is known to be open: `OPEN_FAULTS`, `OPEN_CHECKS`.
-    pub is_strict: bool,
 }
 
 /// Faults that happen from time to time, each with its weight: 0 for never.
@@ -106,8 +99,6 @@ pub(crate) struct Options {
     pub is_gentle: bool,
     /// When all is mended, a data and a meta node find damage as they start (F5).
     pub rots_at_rest: bool,
-    /// Findings of checks that are known to be open count.
-    pub is_strict: bool,
     pub weights: Weights,
 }
 
@@ -144,7 +135,6 @@ impl Options {
             fault_lasts_ms: *random.pick(&[1_000, 5_000, 20_000]).unwrap_or(&5_000),
             is_gentle: random.chance(1, 2),
             rots_at_rest: false,
-            is_strict: settings.is_strict,
             weights: Weights::default(),
         };
         options.weights = Weights::draw(&mut random);
@@ -158,8 +148,7 @@ impl Options {
             options.rots_at_rest = false;
             options.drift_ppm = 0;
         }
-        let open = OPEN_FAULTS.iter().filter(|_| !settings.is_strict).copied();
-        for name in settings.without.iter().map(String::as_str).chain(open) {
+        for name in &settings.without {
             options.leave_out(name);
         }
         if options.weights.lie > 0 {

@@ -33,8 +33,6 @@ pub struct Outcome {
     pub operations: u64,
     /// Broken promises: which check found them, and what it saw.
     pub violations: Vec<(String, String)>,
-    /// Findings of checks that are known to be open: they fail only a strict run.
-    pub open_findings: Vec<(String, String)>,
     /// What happened how often, by name: faults, packets, operations.
     pub counts: BTreeMap<String, u64>,
     /// The longest that one operation took, in milliseconds, and which.
@@ -93,7 +91,6 @@ fn run_here(settings: &Settings) -> Outcome {
 fn summarize(simulation: &Simulation) -> Outcome {
     let history = simulation.history.borrow();
     let violations = history.violations.iter().map(|v| (v.check.to_owned(), v.detail.clone()));
-    let open = history.open_findings.iter().map(|v| (v.check.to_owned(), v.detail.clone()));
     let longest = history.counts.iter().max_by_key(|(_, counts)| counts.longest_ms);
     Outcome {
         seed: simulation.options.seed,
@@ -101,7 +98,6 @@ fn summarize(simulation: &Simulation) -> Outcome {
         simulated_ms: simulation.now_ms,
         operations: history.operations(),
         violations: violations.collect(),
-        open_findings: open.collect(),
         counts: counts_of(simulation),
         longest_call: longest
             .map(|(name, counts)| (counts.longest_ms, (*name).to_owned()))
@@ -170,9 +166,6 @@ impl fmt::Display for Outcome {
             *longest_ms as f64 / 1000.0,
             self.hash
         )?;
-        for (check, detail) in &self.open_findings {
-            writeln!(f, "  known to be open: \"{check}\": {detail}")?;
-        }
         if self.is_good() {
             return Ok(());
         }

@@ -119,7 +119,6 @@ impl Simulation {
             stalls: Stalls::default(),
             options,
         };
-        simulation.history.borrow_mut().is_strict = simulation.options.is_strict;
         let (meta, data) = (simulation.options.meta_nodes, simulation.options.data_nodes);
         let mut victims = Victims {
             managers: simulation.add(Part::Manager, MANAGERS),
