@@ -87,14 +87,12 @@ impl Disk {
         // Behind the overwrites that were handed to it, and before any that come.
         self.workers.ordered(
             (id, extent),
-            move || match store.doubtful_bytes(extent, block) {
-                Ok(Some(bytes)) => {
+            move || match made_of(&store, extent, block) {
+                Ok(bytes) => {
                     let checksums = checksums_of(&bytes);
                     let body: DataReply = Ok(DataAnswer::Bytes { checksums, hole: 0 });
-                    reply.send(&body, Bytes::from(bytes));
+                    reply.send(&body, bytes);
                 }
-                // Whole by now: it is to be fetched.
-                Ok(None) => answer(reply, Err(DataError::Busy)),
                 Err(StoreError::NoExtent | StoreError::Shorter { .. }) => {
                     answer(reply, Err(DataError::NotHere));
                 }
@@ -103,4 +101,14 @@ impl Disk {
             |_, ()| {},
         );
     }
+}
+
+/// What this replica has of a block about which another one is in doubt: what the log made of it, or the block
+/// itself, if it is whole by now, or ends sooner here.
+fn made_of(store: &ExtentStore, extent: ExtentId, block: u64) -> Result<Bytes, StoreError> {
+    if let Some(bytes) = store.doubtful_bytes(extent, block)? {
+        return Ok(bytes.into());
+    }
+    let found = store.read_for_repair(extent, block.saturating_mul(BLOCK_BYTES), BLOCK_BYTES)?;
+    if found.hole > 0 { Err(StoreError::NoExtent) } else { Ok(found.stored.bytes) }
 }
