@@ -334,9 +334,12 @@ impl Run {
         match sealed.ok_or(DataError::Busy)? {
             Ok(()) => {}
             Err(StoreError::NoExtent) if length == 0 => return Ok(false),
-            Err(StoreError::Shorter { .. } | StoreError::NoExtent | StoreError::Corrupt { .. })
-                if source != self.node =>
-            {
+            Err(
+                StoreError::Shorter { .. }
+                | StoreError::NoExtent
+                | StoreError::Corrupt { .. }
+                | StoreError::Doubtful { .. },
+            ) if source != self.node => {
                 filling.fill(new, length, source).await?;
             }
             Err(error) => return Err(error.into()),

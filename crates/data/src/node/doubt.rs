@@ -29,6 +29,9 @@ impl Filling {
         if self.on_extent(extent, own).await?.is_none() {
             return Ok(());
         }
+        if self.is_repeating().await? {
+            return Err(DataError::Busy);
+        }
         let fence = self.fence(extent, 0).await?;
         let mut others = Vec::new();
         for member in members {
@@ -45,6 +48,17 @@ impl Filling {
         let settle = move |store: &ExtentStore| store.settle_doubtful(extent, block, &others);
         let settled = self.unless_overwritten(extent, fence, settle).await?;
         settled.ok_or(DataError::Busy)
+    }
+
+    /// Whether the log is still being repeated: of a block there may be more in it.
+    pub(super) async fn is_repeating(&self) -> Result<bool, DataError> {
+        let partition = self.partition;
+        let look = move |disk: &mut Disk| {
+            let partition = disk.partitions.get(&partition)?;
+            Some(partition.applying.borrow().applied() < partition.repeated_until)
+        };
+        let found = self.shared.ask_disk(self.disk, look).await.flatten();
+        found.ok_or(DataError::WrongPartition)
     }
 
     async fn ask_in_doubt(
@@ -76,7 +90,9 @@ impl Disk {
     ) {
         let checked = self.partition(id).and_then(|partition| {
             let applying = partition.applying.borrow();
-            let is_at = applying.applied() >= applied && applying.last_of(extent) <= applied;
+            // What the extent went through before the start, or before the last checkpoint, is forgotten.
+            let last = applying.last_of(extent).max(partition.state.applied);
+            let is_at = applying.applied() >= applied && last <= applied;
             let is_repeating = applying.applied() < partition.repeated_until;
             if is_at && !is_repeating { Ok(partition.store.clone()) } else { Err(DataError::Busy) }
         });

@@ -194,8 +194,8 @@ impl Filling {
     }
 }
 
-/// Makes the extent if it is missing, opens it if it is sealed, and cuts it if it is longer than it is to
-/// be; returns how long it is.
+/// Makes the extent if it is missing, and opens it if it is sealed. Of one that is longer than it is to be the
+/// block goes in which it is to end, if that is damaged. Returns how long it is.
 fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, StoreError> {
     match store.create_extent(new) {
         Ok(()) => return Ok(0),
@@ -208,7 +208,12 @@ fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, Stor
         Err(error) => return Err(error),
     }
     if held_bytes(store, new.id)? > length {
-        store.seal(new.id, length / BLOCK_BYTES * BLOCK_BYTES)?;
+        match store.seal(new.id, length) {
+            Err(StoreError::Corrupt { .. } | StoreError::Doubtful { .. }) => {
+                store.cut_for_repair(new.id, length / BLOCK_BYTES)?;
+            }
+            sealed => sealed?,
+        }
     }
     if store.states(&[new.id]).first().is_some_and(|state| state.sealed) {
         store.reopen_for_repair(new.id)?;
@@ -294,7 +299,10 @@ impl Disk {
             move |disk, sealed| match sealed {
                 Err(StoreError::NoExtent) if length == 0 => answer_done(reply, Ok(())),
                 Err(
-                    StoreError::Shorter { .. } | StoreError::NoExtent | StoreError::Corrupt { .. },
+                    StoreError::Shorter { .. }
+                    | StoreError::NoExtent
+                    | StoreError::Corrupt { .. }
+                    | StoreError::Doubtful { .. },
                 ) => {
                     disk.start_fill(id, new, length, source, reply);
                 }

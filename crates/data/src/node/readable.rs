@@ -1,19 +1,27 @@
 //! How much of an extent can be read, where its replicas end at different places.
 //!
-//! What lies behind the end of a member was not acknowledged, or power took it there before it was flushed.
-//! If nobody can read it, nobody needs it: an extent ends there (the longest checksum-valid prefix,
-//! [`crate::alignment`]). What all members hold, and none can read, is lost, and stays in its place.
+//! What lies behind the end of a member, and that nobody knows to be acknowledged, was not promised to anybody.
+//! If it cannot be read either, nobody needs it: an extent ends before it (the longest checksum-valid
+//! prefix, [`crate::alignment`]). What was promised and cannot be read is lost, and stays in its place.
+
+use std::time::Duration;
 
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
-use milpa_wire::data::TRANSFER_BYTES_MAX;
+use milpa_wire::data::ExtentState;
 
 use crate::alignment::Claim;
-use crate::store::ExtentStore;
+use crate::store::{ExtentStore, StoreError};
 
 use super::align::Run;
 
+/// Bytes read at once.
+const READ_BYTES: u64 = 256 << 10;
+/// Who is a moment behind in the log is asked again.
+const BUSY_PAUSE: Duration = Duration::from_millis(50);
+const BUSY_MAX: u32 = 40;
+
 impl Run {
-    /// What the members claim, without what they cannot read behind the end of the shortest one.
+    /// What the members claim, without what they cannot read and need not have.
     pub(super) async fn readable(
         &self,
         extent: ExtentId,
@@ -25,24 +33,26 @@ impl Run {
             members.map(|claim| claim.state.map(|state| state.length)).collect();
         let of_holders = lengths.iter().copied().flatten().min();
         let of_all = lengths.iter().map(|length| length.unwrap_or(0)).min();
-        let mut claims = claims.to_vec();
-        for claim in &mut claims {
+        let promised = claims.iter().filter_map(|claim| claim.state.as_ref()).map(promised).max();
+        let mut readable = claims.to_vec();
+        for claim in &mut readable {
             // A member without any of it may have lost its replica. To one that learns that makes no
             // difference: what was acknowledged did not need it.
             let shortest = if is_member(&claim.node) { of_holders } else { of_all };
             let (Some(state), Some(shortest)) = (&mut claim.state, shortest) else { continue };
-            if state.length <= shortest {
+            let needed = shortest.max(promised.unwrap_or(0));
+            if state.length <= needed {
                 continue;
             }
-            let tail = (shortest, state.length);
-            let end = self.readable_until(extent, claim.node, tail).await?;
+            let tail = (needed, state.length);
+            let end = self.readable_until(extent, claim.node, tail, claims).await?;
             if end < state.length {
                 tracing::warn!(partition = %self.filling.partition, %extent, node = %claim.node, end,
                     length = state.length, "the end of an extent is damaged, and not all members have it");
                 (state.length, state.sealed) = (end, false);
             }
         }
-        Ok(claims)
+        Ok(readable)
     }
 
     /// Where the first block begins that a replica cannot read between two places, or the second place.
@@ -51,22 +61,83 @@ impl Run {
         extent: ExtentId,
         node: NodeId,
         (from, to): (u64, u64),
+        claims: &[Claim],
     ) -> Result<u64, DataError> {
         let mut at = from / BLOCK_BYTES * BLOCK_BYTES;
-        if node == self.node {
-            let (first, count) = (at / BLOCK_BYTES, (to - at).div_ceil(BLOCK_BYTES));
-            let verify = move |store: &ExtentStore| store.verify(extent, first, count);
-            let found = self.filling.on_extent(extent, verify).await?;
-            return Ok(found.damaged.first().map_or(to, |block| block * BLOCK_BYTES));
-        }
         while at < to {
-            let wanted = (to - at).min(TRANSFER_BYTES_MAX as u64);
-            match self.filling.fetch(extent, at, wanted, node, 0).await {
-                Ok(chunk) => at += chunk.length(),
+            let wanted = (to - at).min(READ_BYTES);
+            match self.read(extent, (at, wanted), node).await {
+                Ok(got) => at += got,
                 Err(DataError::Corrupt { block }) => return Ok(at.max(block * BLOCK_BYTES)),
+                // Torn, perhaps. It need not be known, if another one has what they have in common.
+                Err(DataError::Doubtful { block }) => {
+                    let start = at.max(block * BLOCK_BYTES);
+                    self.read_elsewhere(extent, start, node, claims).await?;
+                    return Ok(start);
+                }
                 Err(error) => return Err(error),
             }
+            self.filling.shared.throttle_repair(self.filling.disk, wanted).await;
         }
         Ok(to)
     }
+
+    /// Reads what some other replica has of the block that begins at `start`. Fine if none has any.
+    async fn read_elsewhere(
+        &self,
+        extent: ExtentId,
+        start: u64,
+        node: NodeId,
+        claims: &[Claim],
+    ) -> Result<(), DataError> {
+        let others = claims.iter().filter(|claim| claim.node != node);
+        let ends = others.filter_map(|claim| Some((claim.node, claim.state?.length)));
+        let mut found = Ok(());
+        for (other, end) in ends.filter(|(_, end)| *end > start) {
+            let common = (start, (end - start).min(BLOCK_BYTES));
+            found = self.read(extent, common, other).await.map(drop);
+            if found.is_ok() {
+                break;
+            }
+        }
+        found
+    }
+
+    /// How many of these bytes a replica reads at once, holes counted. Who is behind in the log is asked
+    /// again, for a while.
+    async fn read(
+        &self,
+        extent: ExtentId,
+        (at, wanted): (u64, u64),
+        node: NodeId,
+    ) -> Result<u64, DataError> {
+        if node == self.node {
+            return self.read_here(extent, at, wanted).await;
+        }
+        for _ in 0..BUSY_MAX {
+            match self.filling.fetch(extent, at, wanted, node, 0).await {
+                Err(DataError::Busy) => tokio::time::sleep(BUSY_PAUSE).await,
+                read => return read.map(|chunk| chunk.length()),
+            }
+        }
+        Err(DataError::Busy)
+    }
+
+    /// As others are answered: a disk that failed to read once, or a log that is being repeated, decides nothing.
+    async fn read_here(&self, extent: ExtentId, at: u64, wanted: u64) -> Result<u64, DataError> {
+        if self.filling.is_repeating().await? {
+            return Err(DataError::Busy);
+        }
+        let read = move |store: &ExtentStore| match store.read_for_repair(extent, at, wanted) {
+            Err(StoreError::ReadFailed { .. }) => Err(StoreError::Busy),
+            read => read.map(|found| found.hole + found.stored.bytes.len() as u64),
+        };
+        let got = self.filling.on_extent(extent, read).await?;
+        if got > 0 { Ok(got) } else { Err(DataError::NotHere) }
+    }
+}
+
+/// How much of an extent is known to be on all members.
+fn promised(state: &ExtentState) -> u64 {
+    if state.sealed { state.length } else { state.committed }
 }

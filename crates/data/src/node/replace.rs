@@ -31,9 +31,11 @@ impl Filling {
         doubt: Doubt,
     ) -> Result<(), DataError> {
         let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
-        let end = offset.saturating_add(length).next_multiple_of(BLOCK_BYTES).min(held);
+        let until = offset.saturating_add(length).min(held);
+        let end = until.next_multiple_of(BLOCK_BYTES).min(held);
         let mut at = offset / BLOCK_BYTES * BLOCK_BYTES;
-        while at < end {
+        // What lies in the last block behind the range need not be there: a part lands on a whole block only.
+        while at < until {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
             let chunk =
                 self.fetch_from_any(extent, (at, wanted), 1, sources, applied, doubt).await?;
@@ -120,12 +122,12 @@ impl Filling {
             if self.replace_by_learners(extent, block).await? {
                 return Ok(());
             }
+            if self.is_behind_an_end(extent, block, sources).await? {
+                return Err(DataError::NotHere);
+            }
             match self.settle_doubt(extent, block, sources).await {
                 Err(DataError::Corrupt { .. }) => {}
                 settled => return settled,
-            }
-            if self.is_behind_an_end(extent, block, sources).await? {
-                return Err(DataError::NotHere);
             }
         }
         if self.is_whole(extent, block).await? {

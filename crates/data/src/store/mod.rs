@@ -396,6 +396,16 @@ impl ExtentStore {
         seal::seal(self, id, length)
     }
 
+    /// Takes a block away, and all that is behind it, to be filled again up to the peers' length. Durable on
+    /// return. The extent is open then.
+    ///
+    /// # Errors
+    ///
+    /// `NoExtent`, `Removed`, `NoSpace`, `DiskFailed`, `Busy`.
+    pub fn cut_for_repair(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
+        seal::cut_for_repair(self, id, block)
+    }
+
     /// Opens a sealed extent again to be filled up to its peers' length; seal it afterwards.
     ///
     /// # Errors

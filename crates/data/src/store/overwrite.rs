@@ -206,6 +206,7 @@ fn judge_block(
     let slots = read::read_blocks(store, &extent, &file, block, 1, &mut bytes)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
     let Some(crc) = find(slot, &bytes)? else { return Ok(()) };
+    extent.state().torn.remove(&block);
     let judged = Slot::Live { crc, length: bytes.len() as u16 };
     let raw = judged.encode(extent.place, block).to_le_bytes();
     let written = file.write_at(&raw, slot_offset(block));
@@ -307,6 +308,7 @@ fn patched(
     let (start, end) = (patch.offset.max(block_start), patch.end().min(block_end));
     let piece = part(patch, start, end);
     if piece.len() == usize::from(length) {
+        extent.state().torn.remove(&block);
         return Ok((crc32c(piece), length, true));
     }
     let mut bytes = Vec::new();
@@ -329,11 +331,12 @@ fn patched(
     // The checksum of what the overwrite left, before a crash, proves all of it. So does that of what a
     // later one left, once the log has come to that one.
     let found = Slot::Live { crc, length };
-    if was_whole || slot == found || extent.state().torn.get(&block) == Some(&found) {
+    let may_be_torn = patch.unverified == Unverified::Doubtful;
+    let was_left_so = may_be_torn && extent.state().torn.get(&block) == Some(&found);
+    if was_whole || slot == found || was_left_so {
         extent.state().torn.remove(&block);
         return Ok((crc, length, true));
     }
-    let may_be_torn = patch.unverified == Unverified::Doubtful;
     let is_damaged = was_damaged || says_damaged(&bytes);
     let is_doubtful = was_doubtful || (may_be_torn && !is_damaged);
     if is_doubtful && !was_doubtful {

@@ -6,7 +6,7 @@ use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
-use super::extent::{Extent, Writer};
+use super::extent::{Extent, TurnGuard, Writer};
 use super::format::{
     BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, block_count, slot_offset,
 };
@@ -37,30 +37,62 @@ pub(super) fn seal(store: &ExtentStore, id: ExtentId, length: u64) -> Result<(),
         state.writes += 1;
     } else {
         let _content = write_lock(&extent.content);
-        let tail_crc = prefix_crc(store, &extent, &file, length)?;
-        let mut sealed = extent.state().clone_for_header();
-        (sealed.sealed, sealed.length, sealed.tail_crc) = (true, length, tail_crc);
-        sealed.committed = sealed.committed.min(length);
-        turn.write_header(&store.disk, &file, &sealed, true)?;
-        turn.sync(&store.disk, &file)?;
-        store.sync_entry(&extent)?;
-        adopt_length(&extent, length, tail_crc);
-        writer.needs_cut = true;
-        clear_beyond_end(store, &extent, &file, &mut writer)?;
-        sealed.flushed = length;
-        // Flushed, so that no cut is repeated over later overwrites.
-        turn.write_header(&store.disk, &file, &sealed, false)?;
-        turn.sync(&store.disk, &file)?;
-        let mut state = extent.state();
-        (state.flushed, state.floor, state.flushed_writes) = (length, length, state.writes);
+        cut(store, &extent, (&turn, &file), &mut writer, (length, true))?;
     }
     drop((writer, turn));
     free::after_seal(store, &extent)
 }
 
-fn adopt_length(extent: &Extent, length: u64, tail_crc: u32) {
+/// No end that anybody decided: nothing is sealed, and nothing is taken for dead as a whole.
+pub(super) fn cut_for_repair(
+    store: &ExtentStore,
+    id: ExtentId,
+    block: u64,
+) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let turn = extent.take_turn()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    let length = block.saturating_mul(BLOCK_BYTES);
+    if extent.state().length <= length {
+        return Ok(());
+    }
+    let _content = write_lock(&extent.content);
+    cut(store, &extent, (&turn, &file), &mut writer, (length, false))
+}
+
+/// Cuts an extent, durably, and seals it or opens it.
+fn cut(
+    store: &ExtentStore,
+    extent: &Arc<Extent>,
+    (turn, file): (&TurnGuard<'_>, &OpenFile),
+    writer: &mut Writer,
+    (length, is_sealed): (u64, bool),
+) -> Result<(), StoreError> {
+    let tail_crc = prefix_crc(store, extent, file, length)?;
+    let mut cut = extent.state().clone_for_header();
+    (cut.sealed, cut.length, cut.tail_crc) = (is_sealed, length, tail_crc);
+    cut.committed = cut.committed.min(length);
+    turn.write_header(&store.disk, file, &cut, true)?;
+    turn.sync(&store.disk, file)?;
+    store.sync_entry(extent)?;
+    adopt_length(extent, length, tail_crc, is_sealed);
+    writer.needs_cut = true;
+    clear_beyond_end(store, extent, file, writer)?;
+    cut.flushed = length;
+    // Flushed, so that no cut is repeated over later overwrites.
+    turn.write_header(&store.disk, file, &cut, false)?;
+    turn.sync(&store.disk, file)?;
     let mut state = extent.state();
-    state.sealed = true;
+    (state.flushed, state.floor, state.flushed_writes) = (length, length, state.writes);
+    Ok(())
+}
+
+fn adopt_length(extent: &Extent, length: u64, tail_crc: u32, is_sealed: bool) {
+    let mut state = extent.state();
+    state.sealed = is_sealed;
     (state.length, state.tail_crc) = (length, tail_crc);
     state.committed = state.committed.min(length);
     state.flushed = state.flushed.min(length);

@@ -188,6 +188,11 @@ fn an_end_that_one_member_alone_has_and_that_rotted_is_cut() {
         let more = AppendTarget::Extent { extent, offset: 50_000 };
         let alone = cluster.append(1, 1, more, &bytes[50_000..]).await;
         assert!(alone.is_err(), "{alone:?}");
+        nodes::until("the primary has written", async || {
+            let held = std::fs::read(cluster.extent_file(1, extent)).ok()?;
+            (held.get(50_000..100_000) == Some(&bytes[50_000..])).then_some(())
+        })
+        .await;
         cluster.rot_extent(1, extent, 51_000);
         cluster.start_node(2).await;
         cluster.start_node(3).await;
@@ -331,8 +336,14 @@ fn a_block_that_all_are_in_doubt_about_and_nobody_confirms_is_lost() {
             cluster.rot_extent(node, extent, 49_200 + u64::from(node));
             cluster.start_node_with_long_log(node).await;
         }
-        let leader = cluster.leader(&all).await;
-        let read = cluster.read(leader, extent, 49_152..50_000, true).await;
+        let read = nodes::until("the leader is in doubt no more", async || {
+            let leader = cluster.leader(&all).await;
+            let read = cluster.read(leader, extent, 49_152..50_000, true).await;
+            let waits = DataError::Doubtful { block: 12 };
+            (!matches!(&read, Err(DataError::NotPrimary { .. })) && read != Err(waits))
+                .then_some(read)
+        });
+        let read = read.await;
         assert!(matches!(read, Err(DataError::Corrupt { block: 12 })), "{read:?}");
     });
 }

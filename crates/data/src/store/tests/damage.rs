@@ -325,3 +325,31 @@ fn a_block_that_is_not_trusted_is_not_made_whole_by_a_restart() {
         }
     }
 }
+
+/// Found by a reader: the block in which an extent was to end was taken away by sealing the extent before
+/// it. What was left of it was dead, so all of it was, and the word of that went to all replicas.
+#[test]
+fn a_block_that_is_taken_away_to_be_filled_again_leaves_no_extent_for_dead() {
+    let (world, bytes) = built();
+    world.free(0, 8_192);
+    world.files.flip_bit(&world.path(), 8_200, 3).unwrap();
+    assert!(matches!(world.store.seal(LARGE, 8_292), Err(StoreError::Corrupt { block: 2 })));
+    world.store.cut_for_repair(LARGE, 2).unwrap();
+    for round in 0..3 {
+        let state = world.store.states(&[LARGE])[0];
+        assert_eq!((state.length, state.sealed), (8_192, false), "{round}");
+        world.store.cut_for_repair(LARGE, 2).unwrap();
+    }
+    let world = world.crash(3);
+    let state = world.store.states(&[LARGE])[0];
+    assert_eq!((state.length, state.sealed), (8_192, false));
+    assert!(
+        world.store.freed(&[LARGE], 100).iter().all(|freed| freed.length <= 8_192),
+        "not all of it"
+    );
+    let rest = &bytes[8_192..8_292];
+    let sums = checksums_of(rest);
+    world.store.append(LARGE, 8_192, rest, Checksums::of_payload(&sums)).unwrap();
+    world.store.seal(LARGE, 8_292).unwrap();
+    assert_eq!(world.read(8_192, 100).unwrap(), rest);
+}
