@@ -5,6 +5,7 @@
 //! what two of them made of it is right. What nobody confirms is lost.
 
 use bytes::Bytes;
+use milpa_host::clock;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
@@ -45,17 +46,24 @@ impl Filling {
         for learner in learners {
             others.extend(self.ask_in_doubt(extent, block, learner, fence).await);
         }
-        let settle = move |store: &ExtentStore| store.settle_doubtful(extent, block, &others);
-        let settled = self.unless_overwritten(extent, fence, settle).await?;
-        settled.ok_or(DataError::Busy)
+        // If a member ends within it, the primary cuts what nobody confirms.
+        let may_be_cut = self.is_behind_an_end(extent, block, members).await?;
+        let settle = move |store: &ExtentStore| match may_be_cut {
+            false => store.settle_doubtful(extent, block, &others).map(|()| true),
+            true => store.accept_doubtful(extent, block, &others),
+        };
+        match self.unless_overwritten(extent, fence, settle).await? {
+            Some(true) => Ok(()),
+            Some(false) => Err(DataError::NotHere),
+            None => Err(DataError::Busy),
+        }
     }
 
     /// Whether the log is still being repeated: of a block there may be more in it.
     pub(super) async fn is_repeating(&self) -> Result<bool, DataError> {
         let partition = self.partition;
         let look = move |disk: &mut Disk| {
-            let partition = disk.partitions.get(&partition)?;
-            Some(partition.applying.borrow().applied() < partition.repeated_until)
+            Some(disk.partitions.get(&partition)?.is_repeating(clock::now_ms()))
         };
         let found = self.shared.ask_disk(self.disk, look).await.flatten();
         found.ok_or(DataError::WrongPartition)
@@ -93,8 +101,15 @@ impl Disk {
             // What the extent went through before the start, or before the last checkpoint, is forgotten.
             let last = applying.last_of(extent).max(partition.state.applied);
             let is_at = applying.applied() >= applied && last <= applied;
-            let is_repeating = applying.applied() < partition.repeated_until;
-            if is_at && !is_repeating { Ok(partition.store.clone()) } else { Err(DataError::Busy) }
+            if partition.is_repeating(clock::now_ms()) {
+                return Err(DataError::Busy);
+            }
+            match (is_at, applying.applied() < partition.repeated_until) {
+                (true, _) => Ok(partition.store.clone()),
+                // Its log waits, perhaps for this very block: it has made nothing of it.
+                (false, true) => Err(DataError::NotHere),
+                (false, false) => Err(DataError::Busy),
+            }
         });
         let store = match checked {
             Ok(store) => store,

@@ -1,6 +1,6 @@
 //! One replica of a data partition, as the node's thread sees it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -160,6 +160,8 @@ pub(crate) struct Partition {
     pub applying: Rc<RefCell<Applying>>,
     /// Entries up to here may have been applied before the process started.
     pub repeated_until: u64,
+    /// How far that has come, and since when it has been there, as last looked.
+    pub repeated: Cell<(u64, u64)>,
     /// Own proposals by index.
     pub proposals: BTreeMap<u64, Proposal>,
     /// Extents that all members of the epoch have marked as overwritten.
@@ -186,6 +188,9 @@ pub(crate) struct Partition {
     pub allocated_bytes: u64,
 }
 
+/// So long one entry may take to be repeated, as far as others wait for it.
+const REPEATING_MAX_MS: u64 = 15_000;
+
 impl Partition {
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node
     /// ceased to be the primary is found by the comparison with which the new epoch begins.
@@ -193,6 +198,19 @@ impl Partition {
         if self.configuration.primary == node {
             self.alignment.broken.insert(extent);
         }
+    }
+
+    /// Whether entries are being applied that may have been applied before the process started: of what they
+    /// change nothing is known before the last one. But if one does not go on for long, it waits, perhaps for
+    /// who asks.
+    pub fn is_repeating(&self, now_ms: u64) -> bool {
+        let applied = self.applying.borrow().applied();
+        let (before, since_ms) = self.repeated.get();
+        if self.leader.is_none() || applied != before {
+            self.repeated.set((applied, now_ms));
+            return applied < self.repeated_until;
+        }
+        applied < self.repeated_until && now_ms.saturating_sub(since_ms) < REPEATING_MAX_MS
     }
 
     /// The members but this node.

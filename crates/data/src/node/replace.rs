@@ -122,12 +122,12 @@ impl Filling {
             if self.replace_by_learners(extent, block).await? {
                 return Ok(());
             }
-            if self.is_behind_an_end(extent, block, sources).await? {
-                return Err(DataError::NotHere);
-            }
             match self.settle_doubt(extent, block, sources).await {
                 Err(DataError::Corrupt { .. }) => {}
                 settled => return settled,
+            }
+            if self.is_behind_an_end(extent, block, sources).await? {
+                return Err(DataError::NotHere);
             }
         }
         if self.is_whole(extent, block).await? {
@@ -147,7 +147,7 @@ impl Filling {
 
     /// Whether a member ends before what is here of a block: then it is not lost, as it was never
     /// acknowledged. The primary makes them equal.
-    async fn is_behind_an_end(
+    pub(super) async fn is_behind_an_end(
         &self,
         extent: ExtentId,
         block: u64,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use milpa_host::clock::Instant;
+use milpa_host::clock::{self, Instant};
 use milpa_host::rpc::Reply;
 
 use milpa_types::{DataError, Epoch, ExtentId, FreedRange, PartitionId, Role};
@@ -238,7 +238,7 @@ impl Disk {
             if here < applied {
                 return Err(DataError::Busy);
             }
-            Ok((Arc::clone(&partition.store), here < partition.repeated_until))
+            Ok((Arc::clone(&partition.store), partition.is_repeating(clock::now_ms())))
         });
         let (store, is_repeating) = match checked {
             Ok(checked) => checked,

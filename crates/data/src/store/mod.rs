@@ -322,8 +322,22 @@ impl ExtentStore {
         overwrite::doubtful_bytes(self, id, block)
     }
 
-    /// Takes a doubtful block for what it should be, if it is what one of these others made of it.
-    /// Else it is damaged from now on.
+    /// Takes a doubtful block for what it should be, if it is what one of these others made of it. True if the
+    /// block is whole then.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::settle_doubtful`].
+    pub fn accept_doubtful(
+        &self,
+        id: ExtentId,
+        block: u64,
+        others: &[Bytes],
+    ) -> Result<bool, StoreError> {
+        overwrite::accept_doubtful(self, id, block, others)
+    }
+
+    /// As [`ExtentStore::accept_doubtful`]; a block that nobody confirms is damaged from now on.
     ///
     /// # Errors
     ///

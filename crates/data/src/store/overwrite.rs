@@ -159,24 +159,35 @@ pub(super) fn doubtful_bytes(
 
 /// A crash leaves of a block what the log makes whole; rot leaves something else, and not the same on two
 /// disks. Alone one cannot be told from the other.
+pub(super) fn accept_doubtful(
+    store: &ExtentStore,
+    id: ExtentId,
+    block: u64,
+    others: &[Bytes],
+) -> Result<bool, StoreError> {
+    let Some(own) = doubtful_bytes(store, id, block)? else { return Ok(true) };
+    if !others.iter().any(|other| other.starts_with(&own)) {
+        return Ok(false);
+    }
+    judge_block(store, id, block, |slot, bytes| {
+        let is_same = read::is_doubtful(slot, bytes) && bytes == own;
+        Ok(is_same.then(|| crc32c(bytes)))
+    })?;
+    tracing::info!(extent = id.0, block, "two replicas made the same of a torn block");
+    Ok(true)
+}
+
 pub(super) fn settle_doubtful(
     store: &ExtentStore,
     id: ExtentId,
     block: u64,
     others: &[Bytes],
 ) -> Result<(), StoreError> {
-    let Some(own) = doubtful_bytes(store, id, block)? else { return Ok(()) };
-    let is_agreed = others.iter().any(|other| other.starts_with(&own));
-    judge_block(store, id, block, |slot, bytes| {
-        let is_same = read::is_doubtful(slot, bytes) && bytes == own;
-        Ok(is_same.then(|| if is_agreed { crc32c(bytes) } else { damaged(crc32c(bytes)) }))
-    })?;
-    if is_agreed {
-        tracing::info!(extent = id.0, block, "two replicas made the same of a torn block");
-        Ok(())
-    } else {
-        Err(StoreError::Corrupt { block })
+    if accept_doubtful(store, id, block, others)? {
+        return Ok(());
     }
+    distrust(store, id, block)?;
+    Err(StoreError::Corrupt { block })
 }
 
 pub(super) fn distrust(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
