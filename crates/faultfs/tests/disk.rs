@@ -176,6 +176,7 @@ fn it_fails_and_lies_on_command() {
     layer.order("a lose-write");
     write(3).unwrap();
     assert_eq!(first(0).unwrap(), 1);
+    file.write_at(&[9; 4096], 4096).unwrap();
     layer.order("a misdirect-write");
     write(4).unwrap();
     assert_eq!((first(0).unwrap(), first(1).unwrap()), (1, 4));
