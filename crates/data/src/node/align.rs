@@ -287,8 +287,11 @@ impl Run {
         claims: &[Claim],
         (decides, complete): (bool, bool),
     ) -> Result<(), DataError> {
-        let claims = &if decides { self.readable(extent, claims).await? } else { claims.to_vec() };
-        let (length, source, lost_to) = match decide(claims, 0, decides, self.node) {
+        if !decides {
+            return Err(DataError::Busy);
+        }
+        let claims = &self.readable(extent, claims).await?;
+        let (length, source, lost_to) = match decide(claims, 0, true, self.node) {
             Decision::Even => return Ok(()),
             Decision::Wait => return Err(DataError::Busy),
             Decision::Seal { length, source, lost_to } => (length, source, lost_to),

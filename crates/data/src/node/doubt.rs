@@ -127,6 +127,10 @@ impl Disk {
                 Err(StoreError::NoExtent | StoreError::Shorter { .. }) => {
                     answer(reply, Err(DataError::NotHere));
                 }
+                // It may be read the next time.
+                Err(StoreError::ReadFailed { block, .. }) => {
+                    answer(reply, Err(DataError::Unsettled { block }));
+                }
                 Err(error) => answer(reply, Err(error.into())),
             },
             |_, ()| {},

@@ -16,7 +16,7 @@ use super::metrics::Metrics;
 /// One fetch may take this long.
 pub(super) const FETCH_WAIT: Duration = Duration::from_secs(10);
 /// A source that is behind is asked again after this pause, and so many times.
-const BEHIND_PAUSE: Duration = Duration::from_millis(50);
+pub(super) const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 const BEHIND_MAX: u32 = 200;
 /// A block that may be whole soon is waited for so many times.
 const UNSETTLED_MAX: u32 = 20;
@@ -53,8 +53,8 @@ impl Chunk {
 }
 
 impl Filling {
-    /// From the first that has the bytes, or at least `shortest` of them. Who is behind is asked again, but nobody else waits for it.
-    /// `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and
+    /// From the first that has the bytes, or at least `shortest` of them. Who is behind is asked again, but
+    /// nobody else waits for it. `Unsettled` if a block stays damaged where it may become whole. `Doubtful` if all have answered and
     /// none has the bytes whole, so that this node may accept what a crash left here: of those who are in
     /// doubt the lowest goes first, and the others wait for it ([`Doubt::Waits`]).
     pub(super) async fn fetch_from_any(

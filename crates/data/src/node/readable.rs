@@ -4,8 +4,6 @@
 //! If it cannot be read either, nobody needs it: an extent ends before it (the longest checksum-valid
 //! prefix, [`crate::alignment`]). What was promised and cannot be read is lost, and stays in its place.
 
-use std::time::Duration;
-
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
 use milpa_wire::data::ExtentState;
 
@@ -13,11 +11,11 @@ use crate::alignment::Claim;
 use crate::store::{ExtentStore, StoreError};
 
 use super::align::Run;
+use super::fetch::BEHIND_PAUSE;
 
 /// Bytes read at once.
 const READ_BYTES: u64 = 256 << 10;
-/// Who is a moment behind in the log is asked again.
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+/// How often who is a moment behind in the log is asked again.
 const BUSY_MAX: u32 = 40;
 
 impl Run {
@@ -66,41 +64,47 @@ impl Run {
         let mut at = from / BLOCK_BYTES * BLOCK_BYTES;
         while at < to {
             let wanted = (to - at).min(READ_BYTES);
-            match self.read(extent, (at, wanted), node).await {
-                Ok(got) => at += got,
-                Err(DataError::Corrupt { block }) => return Ok(at.max(block * BLOCK_BYTES)),
-                // Torn, perhaps. It need not be known, if another one has what they have in common.
-                Err(DataError::Doubtful { block }) => {
-                    let start = at.max(block * BLOCK_BYTES);
-                    self.read_elsewhere(extent, start, node, claims).await?;
-                    return Ok(start);
+            let (block, refused) = match self.read(extent, (at, wanted), node).await {
+                Ok(got) => {
+                    at += got;
+                    self.filling.shared.throttle_repair(self.filling.disk, got).await;
+                    continue;
+                }
+                Err(refused @ (DataError::Corrupt { block } | DataError::Doubtful { block })) => {
+                    (block, refused)
                 }
                 Err(error) => return Err(error),
+            };
+            let start = at.max(block * BLOCK_BYTES);
+            if start >= from || self.is_read_elsewhere(extent, (start, from), node, claims).await? {
+                return Ok(start);
             }
-            self.filling.shared.throttle_repair(self.filling.disk, wanted).await;
+            // Needed, and nobody else has it: it is settled first, or it is lost, and stays in its place.
+            if matches!(refused, DataError::Doubtful { .. }) {
+                return Err(refused);
+            }
+            at = start + BLOCK_BYTES;
         }
         Ok(to)
     }
 
-    /// Reads what some other replica has of the block that begins at `start`. Fine if none has any.
-    async fn read_elsewhere(
+    /// Whether some other replica can read these bytes of one block. Not those that have found them damaged.
+    async fn is_read_elsewhere(
         &self,
         extent: ExtentId,
-        start: u64,
+        (start, end): (u64, u64),
         node: NodeId,
         claims: &[Claim],
-    ) -> Result<(), DataError> {
-        let others = claims.iter().filter(|claim| claim.node != node);
-        let ends = others.filter_map(|claim| Some((claim.node, claim.state?.length)));
-        let mut found = Ok(());
-        for (other, end) in ends.filter(|(_, end)| *end > start) {
-            let common = (start, (end - start).min(BLOCK_BYTES));
-            found = self.read(extent, common, other).await.map(drop);
-            if found.is_ok() {
-                break;
+    ) -> Result<bool, DataError> {
+        let has_them = |claim: &&Claim| claim.state.is_some_and(|state| state.length >= end);
+        for claim in claims.iter().filter(|claim| claim.node != node).filter(has_them) {
+            match self.read(extent, (start, end - start), claim.node).await {
+                Ok(_) => return Ok(true),
+                Err(DataError::Corrupt { .. }) => {}
+                Err(error) => return Err(error),
             }
         }
-        found
+        Ok(false)
     }
 
     /// How many of these bytes a replica reads at once, holes counted. Who is behind in the log is asked
@@ -116,7 +120,7 @@ impl Run {
         }
         for _ in 0..BUSY_MAX {
             match self.filling.fetch(extent, at, wanted, node, 0).await {
-                Err(DataError::Busy) => tokio::time::sleep(BUSY_PAUSE).await,
+                Err(DataError::Busy) => tokio::time::sleep(BEHIND_PAUSE).await,
                 read => return read.map(|chunk| chunk.length()),
             }
         }
