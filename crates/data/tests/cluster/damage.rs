@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use milpa_types::{DataError, FreedRange, NodeId};
+use milpa_types::{DataError, ExtentId, FreedRange, NodeId};
 use milpa_wire::data::{AppendTarget, DataRequest};
 
 use super::nodes::{self, PARTITION, configuration, learning, pattern};
@@ -185,14 +185,7 @@ fn an_end_that_one_member_alone_has_and_that_rotted_is_cut() {
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..50_000]).await;
         cluster.kill_nodes(&[2, 3]).await;
-        let more = AppendTarget::Extent { extent, offset: 50_000 };
-        let alone = cluster.append(1, 1, more, &bytes[50_000..]).await;
-        assert!(alone.is_err(), "{alone:?}");
-        nodes::until("the primary has written", async || {
-            let held = std::fs::read(cluster.extent_file(1, extent)).ok()?;
-            (held.get(50_000..100_000) == Some(&bytes[50_000..])).then_some(())
-        })
-        .await;
+        cluster.append_alone(1, extent, 50_000, &bytes[50_000..]).await;
         cluster.rot_extent(1, extent, 51_000);
         cluster.start_node(2).await;
         cluster.start_node(3).await;
@@ -207,6 +200,37 @@ fn an_end_that_one_member_alone_has_and_that_rotted_is_cut() {
             assert!(read.as_deref() == Ok(&bytes[..50_000]), "{node}: {:?}", read.err());
             let behind = cluster.read(node, extent, 49_000..51_000, false).await;
             assert!(behind.is_err(), "{node} has more");
+        }
+    });
+}
+
+/// The same, but the bytes were acknowledged: power took them at two members, and the block in which the third
+/// one has them rotted. They are lost, and in their place: nothing is cut that somebody was promised.
+#[test]
+fn an_acknowledged_end_that_rotted_where_it_is_left_is_lost_in_its_place() {
+    run(async |cluster| {
+        let all = [1, 2, 3];
+        let bytes = pattern(1, 60_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..40_000]).await;
+        let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
+        let more = AppendTarget::Extent { extent, offset: 40_000 };
+        cluster.append(1, 1, more, &bytes[40_000..50_000]).await.unwrap();
+        cluster.kill_nodes(&[2, 3]).await;
+        cluster.append_alone(1, extent, 50_000, &bytes[50_000..]).await;
+        for (node, before) in [2, 3].into_iter().zip(before) {
+            std::fs::write(cluster.extent_file(node, extent), before).unwrap();
+        }
+        cluster.rot_extent(1, extent, 49_300);
+        cluster.start_node(2).await;
+        cluster.start_node(3).await;
+        for node in all {
+            let read = nodes::until("the end is lost", async || {
+                let end = cluster.read(node, extent, 49_152..50_000, false).await;
+                (end == Err(DataError::Corrupt { block: 12 })).then_some(())?;
+                cluster.read(node, extent, 0..49_152, false).await.ok()
+            });
+            assert!(read.await == bytes[..49_152], "{node}");
         }
     });
 }
@@ -278,24 +302,31 @@ fn a_log_that_waits_for_a_member_and_a_block_that_waits_for_the_log_do_not_wait_
     });
 }
 
+/// An extent of which bytes 50,000 to 53,000 were overwritten, and will be again by the log when a node starts.
+async fn overwritten(cluster: &mut nodes::Cluster) -> (ExtentId, Vec<u8>) {
+    let all = [1, 2, 3];
+    let mut bytes = pattern(1, 200_000);
+    let new = AppendTarget::New { token: 1 };
+    let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+    cluster.kill_nodes(&all).await;
+    for node in all {
+        cluster.start_node_with_long_log(node).await;
+    }
+    cluster.equal_digests(&all, 1).await;
+    let patch = pattern(2, 3_000);
+    cluster.overwrite(&all, 1, extent, 50_000, &patch).await;
+    bytes[50_000..53_000].copy_from_slice(&patch);
+    cluster.equal_digests(&all, 1).await;
+    (extent, bytes)
+}
+
 /// The same (see the store's test): after a restart the log repeats an overwrite over a part of the
 /// rotten block. It comes from another replica; if nobody has it whole, it is taken as it is.
 #[test]
 fn a_block_that_rots_does_not_pass_for_one_that_a_crash_left_torn() {
     run(async |cluster| {
         let all = [1, 2, 3];
-        let mut bytes = pattern(1, 200_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.kill_nodes(&all).await;
-        for node in all {
-            cluster.start_node_with_long_log(node).await;
-        }
-        cluster.equal_digests(&all, 1).await;
-        let patch = pattern(2, 3_000);
-        cluster.overwrite(&all, 1, extent, 50_000, &patch).await;
-        bytes[50_000..53_000].copy_from_slice(&patch);
-        cluster.equal_digests(&all, 1).await;
+        let (extent, mut bytes) = overwritten(cluster).await;
         for rotten in [&[3][..], &all] {
             cluster.kill_nodes(rotten).await;
             for node in rotten {
@@ -321,16 +352,7 @@ fn a_block_that_rots_does_not_pass_for_one_that_a_crash_left_torn() {
 fn a_block_that_all_are_in_doubt_about_and_nobody_confirms_is_lost() {
     run(async |cluster| {
         let all = [1, 2, 3];
-        let bytes = pattern(1, 200_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.kill_nodes(&all).await;
-        for node in all {
-            cluster.start_node_with_long_log(node).await;
-        }
-        cluster.equal_digests(&all, 1).await;
-        cluster.overwrite(&all, 1, extent, 50_000, &pattern(2, 3_000)).await;
-        cluster.equal_digests(&all, 1).await;
+        let (extent, _) = overwritten(cluster).await;
         cluster.kill_nodes(&all).await;
         for node in all {
             cluster.rot_extent(node, extent, 49_200 + u64::from(node));

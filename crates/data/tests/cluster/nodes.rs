@@ -452,6 +452,19 @@ impl Cluster {
         .await
     }
 
+    /// Bytes that the primary alone writes, and that are not acknowledged: the others are down.
+    pub async fn append_alone(&self, node: u32, extent: ExtentId, offset: u64, bytes: &[u8]) {
+        let target = AppendTarget::Extent { extent, offset };
+        let alone = self.append(node, 1, target, bytes).await;
+        assert!(alone.is_err(), "{alone:?}");
+        let range = offset as usize..offset as usize + bytes.len();
+        until("the primary has written", async || {
+            let held = std::fs::read(self.extent_file(node, extent)).ok()?;
+            (held.get(range.clone()) == Some(bytes)).then_some(())
+        })
+        .await;
+    }
+
     pub async fn read(
         &self,
         node: u32,
