@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 use super::checksums::{extend_crc, pieces};
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
-use super::format::{BLOCK, Place, Slot, damaged, slot_offset};
+use super::format::{BLOCK, Mark, Place, Slot, Sum, slot_offset};
 use super::freed_log::Record;
 use super::{Checksums, ExtentStore, StoreError, lock, seal};
 
@@ -29,26 +29,25 @@ pub(super) fn append(
     let file = store.file(&extent)?;
     let mut writer = lock(&extent.writer);
     extent.check()?;
-    let tail_crc = admit(&extent.state(), offset, bytes.len() as u64)?;
+    let tail = admit(&extent.state(), offset, bytes.len() as u64)?;
     seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
 
     let first = offset / BLOCK_BYTES;
     let mut slots = std::mem::take(&mut writer.slots);
-    let last_crc = encode_slots(&mut slots, extent.place, offset, tail_crc, bytes, checksums);
+    let last = encode_slots(&mut slots, extent.place, offset, tail, bytes, checksums);
     let written = write(store, &file, offset, bytes, &slots, &mut writer);
     if written.is_ok() {
         extent.slots_written(&store.disk, first, &slots, true);
         let mut state = extent.state();
         state.length = offset + bytes.len() as u64;
-        state.tail_crc = last_crc;
+        state.tail = last;
         state.writes += 1;
     }
     writer.slots = slots;
     written.map(|()| offset + bytes.len() as u64)
 }
 
-/// Adds a block, or the rest of one, that no replica has whole: zeros under a checksum that says that
-/// they are damaged.
+/// Adds a block, or the rest of one, that no replica has whole: zeros, marked as damaged.
 pub(super) fn append_lost(
     store: &ExtentStore,
     id: ExtentId,
@@ -66,24 +65,25 @@ pub(super) fn append_lost(
     let file = store.file(&extent)?;
     let mut writer = lock(&extent.writer);
     extent.check()?;
-    let tail_crc = admit(&extent.state(), offset, length)?;
+    let tail = admit(&extent.state(), offset, length)?;
     seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
 
     let block = offset / BLOCK_BYTES;
-    let crc = damaged(extend_crc(if within == 0 { 0 } else { tail_crc }, zeros));
-    let slot = Slot::Live { crc, length: (within + zeros.len()) as u16 };
+    let crc = extend_crc(if within == 0 { 0 } else { tail.crc }, zeros);
+    let lost = Sum { crc, mark: Some(Mark::Damaged) };
+    let slot = lost.slot((within + zeros.len()) as u16);
     let raw = slot.encode(extent.place, block).to_le_bytes();
     write(store, &file, offset, zeros, &raw, &mut writer)?;
     extent.slots_written(&store.disk, block, &raw, true);
     let mut state = extent.state();
     state.length = offset + length;
-    state.tail_crc = crc;
+    state.tail = lost;
     state.writes += 1;
     Ok(offset + length)
 }
 
-/// Whether the extent takes `length` bytes at `offset`; returns the CRC of its partial block.
-fn admit(state: &State, offset: u64, length: u64) -> Result<u32, StoreError> {
+/// Whether the extent takes `length` bytes at `offset`; returns what is known of its partial block.
+fn admit(state: &State, offset: u64, length: u64) -> Result<Sum, StoreError> {
     if state.sealed {
         return Err(StoreError::Sealed { length: state.length });
     }
@@ -93,37 +93,38 @@ fn admit(state: &State, offset: u64, length: u64) -> Result<u32, StoreError> {
     if EXTENT_BYTES_MAX - state.length < length {
         return Err(StoreError::Full { length: state.length });
     }
-    Ok(state.tail_crc)
+    Ok(state.tail)
 }
 
-/// Encodes the slots of all blocks that `bytes` touch, and returns the CRC of the last.
+/// Encodes the slots of all blocks that `bytes` touch, and returns what is known of the last.
 fn encode_slots(
     slots: &mut Vec<u8>,
     place: Place,
     offset: u64,
-    tail_crc: u32,
+    tail: Sum,
     bytes: &[u8],
     checksums: Checksums<'_>,
-) -> u32 {
+) -> Sum {
     slots.clear();
     let within = (offset % BLOCK_BYTES) as usize;
     // Aligned with blocks, the verified checksums are those of the blocks: no second pass.
     let mut known = checksums.as_blocks(offset).unwrap_or(&[]).iter();
-    let mut last_crc = 0;
+    let mut last = Sum::default();
     let blocks = (offset / BLOCK_BYTES)..;
     for (index, (block, piece)) in blocks.zip(pieces(bytes, BLOCK - within)).enumerate() {
         let known = known.next();
         let joins = index == 0 && within > 0;
-        last_crc = match known {
-            _ if joins => extend_crc(tail_crc, piece),
-            Some(crc) => *crc,
-            None => crc32c(piece),
+        last = match known {
+            // A mark stays: what follows makes nothing of the rest whole.
+            _ if joins => Sum { crc: extend_crc(tail.crc, piece), ..tail },
+            Some(crc) => Sum::whole(*crc),
+            None => Sum::whole(crc32c(piece)),
         };
         let length = if joins { within + piece.len() } else { piece.len() };
-        let slot = Slot::Live { crc: last_crc, length: length as u16 };
+        let slot = last.slot(length as u16);
         slots.extend_from_slice(&slot.encode(place, block).to_le_bytes());
     }
-    last_crc
+    last
 }
 
 /// Data first. Whatever fails, bytes beyond the end are of no consequence; slots beyond it are,

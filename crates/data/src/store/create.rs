@@ -5,7 +5,7 @@ use std::sync::Arc;
 use milpa_types::ExtentId;
 
 use super::extent::{Extent, ExtentParts, State};
-use super::format::{HEADER_OFFSET, Header};
+use super::format::{HEADER_OFFSET, Header, Sum};
 use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
 
 /// The file, a first header, and its place in memory. Nothing is flushed here: an extent that a
@@ -69,7 +69,7 @@ fn first_header(store: &ExtentStore, new: NewExtent) -> Header {
         sealed: false,
         overwritten: false,
         cut_pending: false,
-        tail_crc: 0,
+        tail: Sum::default(),
         length: 0,
         floor: 0,
         committed: 0,

@@ -9,8 +9,8 @@ use milpa_wire::frame::crc32c;
 
 use super::files::StoreFiles;
 use super::format::{
-    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, SLOTS_OFFSET,
-    Slot, u32_at, u64_at,
+    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Mark, Place, SLOT_BYTES,
+    SLOTS_OFFSET, Slot, Sum, u32_at, u64_at,
 };
 use super::freed_log::{RECORD_BYTES, Record, record_crc};
 use super::memory_files::MemoryFiles;
@@ -71,12 +71,22 @@ fn header(seed: u64) -> Vec<u8> {
         sealed: random.below(2) == 0,
         overwritten: random.below(2) == 0,
         cut_pending: random.below(2) == 0,
-        tail_crc: random.draw() as u32,
+        tail: Sum::whole(random.draw() as u32),
         length,
         floor: random.below(length + 1),
         committed: random.below(length + 1),
     };
+    let header = Header { tail: Sum { mark: mark(&mut random), ..header.tail }, ..header };
     header.encode(1).to_vec()
+}
+
+/// None in most samples, as in most blocks.
+fn mark(random: &mut Random) -> Option<Mark> {
+    match random.below(8) {
+        0 => Some(Mark::Doubtful),
+        1 => Some(Mark::Damaged),
+        _ => None,
+    }
 }
 
 fn header_again(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -102,7 +112,10 @@ fn slot(seed: u64) -> Vec<u8> {
     let length = 1 + random.below(BLOCK_BYTES) as u16;
     let slot = match random.below(3) {
         0 => Slot::Freed { length },
-        _ => Slot::Live { crc: random.draw() as u32, length },
+        _ => {
+            let crc = random.draw() as u32;
+            Sum { crc, mark: mark(&mut random) }.slot(length)
+        }
     };
     slot.encode(Place::new(PARTITION, EXTENT), SLOT).to_le_bytes().to_vec()
 }
@@ -319,6 +332,12 @@ fn store_seal(bytes: &mut Vec<u8>) {
         let slot = match (raw, length) {
             (0, _) | (_, 0) => continue,
             _ if raw >> 45 & 1 == 1 => Slot::Freed { length },
+            _ if raw >> 46 & 1 == 1 => {
+                Slot::Marked { mark: Mark::Doubtful, crc: crc32c(data), length }
+            }
+            _ if raw >> 47 & 1 == 1 => {
+                Slot::Marked { mark: Mark::Damaged, crc: crc32c(data), length }
+            }
             _ => Slot::Live { crc: crc32c(data), length },
         };
         let slot = slot.encode(Place::new(PARTITION, EXTENT), block as u64);

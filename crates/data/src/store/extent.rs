@@ -19,7 +19,7 @@ use milpa_host::clock::Instant;
 use milpa_types::{BLOCK_BYTES, Epoch, ExtentId, InodeId, PartitionId, SessionId};
 
 use super::disk::{OpenFile, StoreDisk};
-use super::format::{HEADER_OFFSET, HEADER_STRIDE, Header, Place, Slot};
+use super::format::{HEADER_OFFSET, HEADER_STRIDE, Header, Place, Slot, Sum};
 use super::ranges::Ranges;
 use super::sums::SumTable;
 use super::{StoreError, lock};
@@ -52,9 +52,9 @@ pub(super) struct Extent {
 pub(super) struct State {
     /// Bytes held.
     pub(super) length: u64,
-    /// CRC of the last block if it is partial; else of no meaning. Chosen never to match if that
-    /// block is damaged, so that neither reads nor further appends can hide it.
-    pub(super) tail_crc: u32,
+    /// What is known of the last block if it is partial; else of no meaning. Chosen never to match if that
+    /// block does not verify, so that neither reads nor further appends can hide it.
+    pub(super) tail: Sum,
     /// Bytes that were there when the last completed flush began.
     pub(super) flushed: u64,
     /// The floor in the last flushed header: at most `flushed`.
@@ -93,8 +93,7 @@ impl State {
     /// The slot of the last block, if it is partial.
     pub(super) fn tail(&self) -> Option<(u64, Slot)> {
         let within = self.length % BLOCK_BYTES;
-        let slot = Slot::Live { crc: self.tail_crc, length: within as u16 };
-        (within != 0).then_some((self.length / BLOCK_BYTES, slot))
+        (within != 0).then(|| (self.length / BLOCK_BYTES, self.tail.slot(within as u16)))
     }
 
     /// Whether all bytes of a block are dead, and no more will be added to it.
@@ -257,7 +256,7 @@ impl Extent {
             sealed: state.sealed,
             overwritten: state.overwritten,
             cut_pending,
-            tail_crc: state.tail_crc,
+            tail: state.tail,
             length: state.length,
             floor: state.flushed.min(state.length),
             committed: state.committed,

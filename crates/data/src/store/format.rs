@@ -18,7 +18,8 @@
 //!  0..32  CRC32C of the block's first `length` bytes, xor the block's location key
 //! 32..45  length: valid bytes in the block, 1 to 4096; only an extent's last block has less
 //! 45      freed: the block was punched and reads as zeros; the CRC field is !0 xor the key
-//! 46..48  0
+//! 46      doubtful: a crash may have torn the block ([`Mark::Doubtful`])
+//! 47      damaged: known to be ([`Mark::Damaged`]); at most one of bits 45 to 47 is set
 //! 48..64  low half of CRC32C over bits 0..48 and the location key
 //! ```
 //!
@@ -38,7 +39,8 @@
 //!     32    8 epoch in which the extent is appended                   correctness
 //!     40    8 inode that owns a large extent                          offers of unpublished bytes
 //!     48   16 session that writes it                                  the same
-//!     64    4 flags: 1 sealed, 2 overwritten, 4 cut pending           correctness
+//!     64    4 flags: 1 sealed, 2 overwritten, 4 cut pending,          correctness
+//!             8 last block doubtful, 16 last block damaged
 //!     68    4 CRC32C of the last, partial block up to `length`        correctness
 //!     72    8 length when the header was written; final if sealed     correctness
 //!     80    8 floor: bytes below it were on disk before that          tells rot from a torn tail
@@ -78,10 +80,11 @@
 //!   part of the extent, fails verification, and the Raft log, which is trimmed only after a flush, repeats the
 //!   overwrite. Bytes of it that the overwrite does not cover are then taken
 //!   as they are (they were rewritten with the values they had, so a torn page holds them either way).
-//!   But a block with rot in those bytes looks the same, so such a block is *doubtful*: its checksum is
-//!   written changed ([`doubtful`]), it is not served, and comes from another replica. If no replica
-//!   has it whole (power failed everywhere), it is accepted. One that is known to be damaged, and not
-//!   by a crash, is kept under another changed checksum ([`damaged`]), and never accepted.
+//!   But a block with rot in those bytes looks the same, so such a block is *doubtful*: its slot is
+//!   marked, it is not served, and comes from another replica. If no replica has it whole (power failed
+//!   everywhere), and two made the same of it, it is accepted. One that is known to be damaged, and not
+//!   by a crash, has another mark, and is never accepted. That mark holds whatever the bytes are: a crash
+//!   between bytes and slot does not take it away, only a write of all that the block has.
 
 use milpa_types::{
     BLOCK_BYTES, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, PartitionId, SessionId,
@@ -107,6 +110,10 @@ pub(super) const HEADER_BYTES: usize = 128;
 
 const MAGIC: [u8; 8] = *b"MLPEXT01";
 const FREED: u64 = 1 << 45;
+const DOUBTFUL: u64 = 1 << 46;
+const DAMAGED: u64 = 1 << 47;
+const TAIL_DOUBTFUL: u32 = 8;
+const TAIL_DAMAGED: u32 = 16;
 const LENGTH_MASK: u64 = 0x1fff;
 
 /// Where the slot of a block is.
@@ -137,15 +144,56 @@ impl Place {
     }
 }
 
-/// The checksum under which a doubtful block is kept: never that of its bytes.
-pub(super) fn doubtful(crc: u32) -> u32 {
-    crc ^ 0x5d0b_7ed1
+/// Why a block is not served, though its checksum may be right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// A crash may have torn it, and the log has completed it. Only of the bytes with this checksum.
+    Doubtful,
+    /// It is known to be damaged, whatever its bytes are, until all of them are written.
+    Damaged,
 }
 
-/// The checksum under which a block is kept that is known to be damaged: never that of its bytes, and
-/// not what a crash could have left.
-pub(super) fn damaged(crc: u32) -> u32 {
-    crc ^ 0x21c6_94be
+impl Mark {
+    /// Its bits in a checksum slot, above the first 32.
+    fn slot_bits(mark: Option<Mark>) -> u64 {
+        match mark {
+            None => 0,
+            Some(Mark::Doubtful) => DOUBTFUL >> 32,
+            Some(Mark::Damaged) => DAMAGED >> 32,
+        }
+    }
+
+    /// Its bits among a header's flags.
+    fn flags(mark: Option<Mark>) -> u32 {
+        match mark {
+            None => 0,
+            Some(Mark::Doubtful) => TAIL_DOUBTFUL,
+            Some(Mark::Damaged) => TAIL_DAMAGED,
+        }
+    }
+}
+
+/// What is known of the bytes of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sum {
+    /// Their CRC32C.
+    pub(super) crc: u32,
+    pub(super) mark: Option<Mark>,
+}
+
+impl Sum {
+    /// Of bytes that are served.
+    pub(super) fn whole(crc: u32) -> Sum {
+        Sum { crc, mark: None }
+    }
+
+    /// The slot of a block with so many bytes.
+    pub(super) fn slot(self, length: u16) -> Slot {
+        match self {
+            Sum { crc, mark: None } => Slot::Live { crc, length },
+            Sum { crc, mark: Some(mark) } => Slot::Marked { mark, crc, length },
+        }
+    }
 }
 
 /// What a checksum slot says.
@@ -155,6 +203,8 @@ pub(super) enum Slot {
     Empty,
     /// The first `length` bytes of the block have this CRC32C.
     Live { crc: u32, length: u16 },
+    /// They had it, and are not to be served.
+    Marked { mark: Mark, crc: u32, length: u16 },
     /// The block was punched.
     Freed { length: u16 },
     /// The slot itself is torn, rotten or misdirected.
@@ -166,6 +216,9 @@ impl Slot {
         let (sum, low) = match self {
             Slot::Empty | Slot::Damaged => return 0,
             Slot::Live { crc, length } => (crc, u64::from(length)),
+            Slot::Marked { mark, crc, length } => {
+                (crc, u64::from(length) | Mark::slot_bits(Some(mark)))
+            }
             Slot::Freed { length } => (!0, u64::from(length) | FREED >> 32),
         };
         let key = place.key(block);
@@ -182,16 +235,17 @@ impl Slot {
             return Slot::Damaged;
         }
         let crc = raw as u32 ^ key;
-        match (raw & FREED != 0, crc) {
-            (false, crc) => Slot::Live { crc, length },
-            (true, u32::MAX) => Slot::Freed { length },
-            (true, _) => Slot::Damaged,
+        match raw & (FREED | DOUBTFUL | DAMAGED) {
+            0 => Slot::Live { crc, length },
+            DOUBTFUL => Slot::Marked { mark: Mark::Doubtful, crc, length },
+            DAMAGED => Slot::Marked { mark: Mark::Damaged, crc, length },
+            FREED if crc == u32::MAX => Slot::Freed { length },
+            _ => Slot::Damaged,
         }
     }
 }
 
-/// Adds the check of the low 48 bits. The 15 and more zero bits above keep a sealed slot from being
-/// mistaken for `Empty`: its length is at least 1.
+/// Adds the check of the low 48 bits. A sealed slot is never mistaken for `Empty`: its length is at least 1.
 fn seal_slot(low: u64, key: u32) -> u64 {
     let mut bytes = [0; 12];
     bytes[..8].copy_from_slice(&low.to_le_bytes());
@@ -211,7 +265,7 @@ pub(super) struct Header {
     pub(super) sealed: bool,
     pub(super) overwritten: bool,
     pub(super) cut_pending: bool,
-    pub(super) tail_crc: u32,
+    pub(super) tail: Sum,
     pub(super) length: u64,
     pub(super) floor: u64,
     pub(super) committed: u64,
@@ -227,7 +281,8 @@ impl Header {
         };
         let flags = u32::from(self.sealed)
             | u32::from(self.overwritten) << 1
-            | u32::from(self.cut_pending) << 2;
+            | u32::from(self.cut_pending) << 2
+            | Mark::flags(self.tail.mark);
         put(0, &MAGIC);
         put(8, &self.sequence.to_le_bytes());
         put(16, &self.partition.0.to_le_bytes());
@@ -236,7 +291,7 @@ impl Header {
         put(40, &self.inode.0.to_le_bytes());
         put(48, &self.session.0.to_le_bytes());
         put(64, &flags.to_le_bytes());
-        put(68, &self.tail_crc.to_le_bytes());
+        put(68, &self.tail.crc.to_le_bytes());
         put(72, &self.length.to_le_bytes());
         put(80, &self.floor.to_le_bytes());
         put(88, &self.committed.to_le_bytes());
@@ -255,6 +310,11 @@ impl Header {
     ) -> Option<Header> {
         let crc = crc32c(&bytes[..HEADER_BYTES - 4]);
         let flags = u32_at(bytes, 64);
+        let tail_mark = match flags & (TAIL_DOUBTFUL | TAIL_DAMAGED) {
+            0 => None,
+            TAIL_DOUBTFUL => Some(Mark::Doubtful),
+            _ => Some(Mark::Damaged),
+        };
         let header = Header {
             sequence: u64_at(bytes, 8),
             partition: PartitionId(u64_at(bytes, 16)),
@@ -265,7 +325,7 @@ impl Header {
             sealed: flags & 1 != 0,
             overwritten: flags & 2 != 0,
             cut_pending: flags & 4 != 0,
-            tail_crc: u32_at(bytes, 68),
+            tail: Sum { crc: u32_at(bytes, 68), mark: tail_mark },
             length: u64_at(bytes, 72),
             floor: u64_at(bytes, 80),
             committed: u64_at(bytes, 88),
@@ -279,10 +339,10 @@ impl Header {
         (here && sane).then_some(header)
     }
 
-    /// What the header knows of the last, partial block: its number, length and CRC.
-    pub(super) fn tail(&self) -> Option<(u64, u16, u32)> {
+    /// The last, partial block and its slot, as the header knows them.
+    pub(super) fn tail(&self) -> Option<(u64, Slot)> {
         let within = self.length % BLOCK_BYTES;
-        (within != 0).then_some((self.length / BLOCK_BYTES, within as u16, self.tail_crc))
+        (within != 0).then(|| (self.length / BLOCK_BYTES, self.tail.slot(within as u16)))
     }
 }
 
@@ -321,7 +381,7 @@ mod tests {
             sealed: true,
             overwritten: false,
             cut_pending: true,
-            tail_crc: 0xDEAD_BEEF,
+            tail: Sum::whole(0xDEAD_BEEF),
             length: 5_000,
             floor: 4_096,
             committed: 4_999,
@@ -334,6 +394,8 @@ mod tests {
             Slot::Live { crc: 0x1234_5678, length: 4096 },
             Slot::Live { crc: 0, length: 1 },
             Slot::Freed { length: 4096 },
+            Slot::Marked { mark: Mark::Doubtful, crc: u32::MAX, length: 4096 },
+            Slot::Marked { mark: Mark::Damaged, crc: 7, length: 9 },
         ] {
             let raw = slot.encode(place(), 3);
             assert_eq!(Slot::decode(raw, place(), 3), slot);
@@ -382,6 +444,12 @@ mod tests {
         let freed = Slot::Freed { length: 4096 }.encode(place(), 3);
         let sum = crc32c(&header().encode(1)[..HEADER_BYTES - 4]);
         assert_eq!((slot, freed, sum), GOLDEN, "{slot:#x} {freed:#x} {sum:#x}");
+        let marked = [None, Some(Mark::Doubtful), Some(Mark::Damaged)].map(|mark| {
+            let tail = Sum { mark, ..header().tail };
+            let encoded = Header { tail, ..header() }.encode(1);
+            (tail.slot(4096).encode(place(), 3) >> 45 & 7, encoded[64])
+        });
+        assert_eq!(marked, [(0, 5), (2, 13), (4, 21)]);
         assert_eq!(SLOTS_OFFSET, 268_436_480);
     }
 

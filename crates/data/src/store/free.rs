@@ -11,7 +11,7 @@ use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId};
 use milpa_wire::frame::crc32c;
 
 use super::extent::Extent;
-use super::format::{BLOCK, HEADER_OFFSET, Slot, block_count, slot_offset};
+use super::format::{BLOCK, HEADER_OFFSET, Slot, Sum, block_count, slot_offset};
 use super::freed_log::Record;
 use super::piece::{self, PIECE_HEADER_BYTES};
 use super::{ExtentStore, Freed, StoreError, extent_path, lock, write_lock};
@@ -250,7 +250,7 @@ fn punch_run(
     if last * BLOCK_BYTES > length {
         // Should the extent be opened again, its last block goes on from zeros.
         let within = (length % BLOCK_BYTES) as usize;
-        state.tail_crc = crc32c([0; BLOCK].get(..within).unwrap_or(&[]));
+        state.tail = Sum::whole(crc32c([0; BLOCK].get(..within).unwrap_or(&[])));
     }
     state.writes += 1;
     Ok(())

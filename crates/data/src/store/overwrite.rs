@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
-use super::format::{BLOCK, Slot, block_count, damaged, doubtful, slot_offset};
+use super::format::{BLOCK, Mark, Slot, Sum, block_count, slot_offset};
 use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, free, lock, read, write_lock};
 
 /// New bytes and where they go.
@@ -171,7 +171,7 @@ pub(super) fn accept_doubtful(
     }
     judge_block(store, id, block, |slot, bytes| {
         let is_same = read::is_doubtful(slot, bytes) && bytes == own;
-        Ok(is_same.then(|| crc32c(bytes)))
+        Ok(is_same.then(|| Sum::whole(crc32c(bytes))))
     })?;
     tracing::info!(extent = id.0, block, "two replicas made the same of a torn block");
     Ok(true)
@@ -192,16 +192,17 @@ pub(super) fn settle_doubtful(
 
 pub(super) fn distrust(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
     judge_block(store, id, block, |slot, bytes| {
-        Ok((!matches!(slot, Slot::Freed { .. })).then(|| damaged(crc32c(bytes))))
+        let damaged = || Sum { crc: crc32c(bytes), mark: Some(Mark::Damaged) };
+        Ok((!matches!(slot, Slot::Freed { .. })).then(damaged))
     })
 }
 
-/// Gives a block the checksum that is found for what its slot says and the disk holds; none: it stays.
+/// Gives a block the slot that is found for what its slot says and the disk holds; none: it stays.
 fn judge_block(
     store: &ExtentStore,
     id: ExtentId,
     block: u64,
-    find: impl FnOnce(Slot, &[u8]) -> Result<Option<u32>, StoreError>,
+    find: impl FnOnce(Slot, &[u8]) -> Result<Option<Sum>, StoreError>,
 ) -> Result<(), StoreError> {
     let extent = store.extent(id)?;
     store.disk.check()?;
@@ -216,16 +217,15 @@ fn judge_block(
     let mut bytes = Vec::new();
     let slots = read::read_blocks(store, &extent, &file, block, 1, &mut bytes)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
-    let Some(crc) = find(slot, &bytes)? else { return Ok(()) };
+    let Some(judged) = find(slot, &bytes)? else { return Ok(()) };
     extent.state().torn.remove(&block);
-    let judged = Slot::Live { crc, length: bytes.len() as u16 };
-    let raw = judged.encode(extent.place, block).to_le_bytes();
+    let raw = judged.slot(bytes.len() as u16).encode(extent.place, block).to_le_bytes();
     let written = file.write_at(&raw, slot_offset(block));
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
     extent.slots_written(&store.disk, block, &raw, false);
     let mut state = extent.state();
     if (block + 1) * BLOCK_BYTES > length {
-        state.tail_crc = crc;
+        state.tail = judged;
     }
     state.writes += 1;
     Ok(())
@@ -274,15 +274,13 @@ fn replace_run(
 ) -> Result<Vec<u64>, StoreError> {
     let length = extent.state().length;
     writer.slots.clear();
-    let (mut last_crc, mut unverified) = (0, Vec::new());
+    let (mut last, mut unverified) = (Sum::default(), Vec::new());
     for block in blocks.clone() {
-        let (slot_crc, length, is_whole) = patched(store, extent, file, patch, block, length)?;
-        let slot = Slot::Live { crc: slot_crc, length };
+        let (sum, length) = patched(store, extent, file, patch, block, length)?;
+        let slot = sum.slot(length);
         writer.slots.extend_from_slice(&slot.encode(extent.place, block).to_le_bytes());
-        last_crc = slot_crc;
-        if !is_whole {
-            unverified.push(block);
-        }
+        unverified.extend(sum.mark.map(|_| block));
+        last = sum;
     }
     let start = patch.offset.max(blocks.start * BLOCK_BYTES);
     let end = patch.end().min(blocks.end * BLOCK_BYTES);
@@ -293,7 +291,7 @@ fn replace_run(
     extent.slots_written(&store.disk, blocks.start, &writer.slots, false);
     let mut state = extent.state();
     if blocks.end * BLOCK_BYTES > length {
-        state.tail_crc = last_crc;
+        state.tail = last;
     }
     Ok(unverified)
 }
@@ -304,7 +302,7 @@ fn part<'a>(patch: &Patch<'a>, start: u64, end: u64) -> &'a [u8] {
     patch.bytes.get(low as usize..high as usize).unwrap_or(&[])
 }
 
-/// What the slot of a block will say, and whether its bytes are known to be right then.
+/// What the slot of a block will say: the sum of its bytes, and how many there are.
 fn patched(
     store: &ExtentStore,
     extent: &Arc<Extent>,
@@ -312,7 +310,7 @@ fn patched(
     patch: &Patch<'_>,
     block: u64,
     length: u64,
-) -> Result<(u32, u16, bool), StoreError> {
+) -> Result<(Sum, u16), StoreError> {
     let block_start = block * BLOCK_BYTES;
     let block_end = length.min(block_start + BLOCK_BYTES);
     let length = (block_end - block_start) as u16;
@@ -320,7 +318,7 @@ fn patched(
     let piece = part(patch, start, end);
     if piece.len() == usize::from(length) {
         extent.state().torn.remove(&block);
-        return Ok((crc32c(piece), length, true));
+        return Ok((Sum::whole(crc32c(piece)), length));
     }
     let mut bytes = Vec::new();
     let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
@@ -331,10 +329,7 @@ fn patched(
         return Err(StoreError::Corrupt { block });
     }
     debug_assert!(bytes.len() <= BLOCK, "one block was read");
-    // Somebody knew that it was damaged, and said so in the checksum.
-    let says_damaged =
-        |bytes: &[u8]| matches!(slot, Slot::Live { crc, .. } if crc == damaged(crc32c(bytes)));
-    let was_damaged = says_damaged(&bytes);
+    let was_damaged = matches!(slot, Slot::Marked { mark: Mark::Damaged, .. });
     let within = (start - block_start) as usize;
     let target = bytes.get_mut(within..within + piece.len());
     target.ok_or(StoreError::Corrupt { block })?.copy_from_slice(piece);
@@ -346,10 +341,9 @@ fn patched(
     let was_left_so = may_be_torn && extent.state().torn.get(&block) == Some(&found);
     if was_whole || slot == found || was_left_so {
         extent.state().torn.remove(&block);
-        return Ok((crc, length, true));
+        return Ok((Sum::whole(crc), length));
     }
-    let is_damaged = was_damaged || says_damaged(&bytes);
-    let is_doubtful = was_doubtful || (may_be_torn && !is_damaged);
+    let is_doubtful = was_doubtful || (may_be_torn && !was_damaged);
     if is_doubtful && !was_doubtful {
         extent.state().torn.insert(block, slot);
     }
@@ -361,5 +355,6 @@ fn patched(
             "an overwrite found a damaged block"
         );
     }
-    Ok((if is_doubtful { doubtful(crc) } else { damaged(crc) }, length, false))
+    let mark = if is_doubtful { Mark::Doubtful } else { Mark::Damaged };
+    Ok((Sum { crc, mark: Some(mark) }, length))
 }

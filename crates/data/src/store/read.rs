@@ -9,7 +9,7 @@ use milpa_wire::frame::crc32c;
 
 use super::disk::OpenFile;
 use super::extent::Extent;
-use super::format::{BLOCK, Slot, block_count, doubtful};
+use super::format::{BLOCK, Mark, Slot, block_count};
 use super::{ExtentStore, RepairBytes, StoreError, StoredBytes, read_lock};
 
 pub(super) fn read(
@@ -171,8 +171,8 @@ pub(super) fn serve(slot: Slot, bytes: &mut [u8]) -> Option<()> {
 
 /// Whether a block was torn by a crash and completed by the log, and nobody knows its other bytes.
 pub(super) fn is_doubtful(slot: Slot, bytes: &[u8]) -> bool {
-    matches!(slot, Slot::Live { crc, length }
-        if usize::from(length) == bytes.len() && crc == doubtful(crc32c(bytes)))
+    matches!(slot, Slot::Marked { mark: Mark::Doubtful, crc, length }
+        if usize::from(length) == bytes.len() && crc == crc32c(bytes))
 }
 
 /// Why a block is not served.

@@ -18,12 +18,12 @@ use super::disk::StoreDisk;
 use super::extent::{Entries, Extent, ExtentParts, State};
 use super::files::StoreFile;
 use super::format::{
-    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Place, SLOT_BYTES, Slot, damaged,
-    doubtful, slot_offset, u32_at, u64_at,
+    BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Mark, Place, SLOT_BYTES, Slot, Sum,
+    slot_offset, u32_at, u64_at,
 };
 use super::freed_log::FreedLog;
 use super::ranges::Ranges;
-use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
+use super::{ExtentStore, OpenError, extent_path, free, lock, read, seal, write_lock};
 
 const LABEL: &str = "label";
 const LABEL_NEW: &str = "label.new";
@@ -240,7 +240,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     let is_short = header.sealed && found.length < header.length;
     let state = State {
         length: found.length,
-        tail_crc: found.tail_crc,
+        tail: found.tail,
         flushed: header.floor.min(found.length),
         // The header may be in the system's memory only.
         floor: 0,
@@ -290,7 +290,7 @@ struct Scan<'a> {
 
 struct Prefix {
     length: u64,
-    tail_crc: u32,
+    tail: Sum,
     damaged: Vec<u64>,
 }
 
@@ -298,7 +298,7 @@ impl Scan<'_> {
     fn run(&self) -> io::Result<Prefix> {
         let limit = if self.header.sealed { self.header.length } else { EXTENT_BYTES_MAX };
         let floor = self.header.floor.min(limit);
-        let mut prefix = Prefix { length: 0, tail_crc: 0, damaged: Vec::new() };
+        let mut prefix = Prefix { length: 0, tail: Sum::default(), damaged: Vec::new() };
         let mut block = floor / BLOCK_BYTES;
         prefix.length = block * BLOCK_BYTES;
         let mut data = vec![0; STRIDE as usize * BLOCK];
@@ -314,7 +314,7 @@ impl Scan<'_> {
                 let bytes = bytes.get(..(limit - start).min(BLOCK_BYTES) as usize).unwrap_or(bytes);
                 let valid = self.valid_bytes(block, u64::from_le_bytes(*raw), bytes);
                 prefix.length = start + valid as u64;
-                prefix.tail_crc = crc32c(bytes.get(..valid).unwrap_or(bytes));
+                prefix.tail = Sum::whole(crc32c(bytes.get(..valid).unwrap_or(bytes)));
                 block += 1;
                 if valid < BLOCK || prefix.length == limit {
                     break 'scan;
@@ -330,11 +330,7 @@ impl Scan<'_> {
     /// Whether nothing is known of the block at all: the ordinary end, found without reading data.
     fn ends_at(&self, block: u64, slots: &[u8]) -> bool {
         u64_at(slots, 0) == 0
-            && !self
-                .headers
-                .iter()
-                .flatten()
-                .any(|header| header.tail().is_some_and(|t| t.0 == block))
+            && !self.headers.iter().flatten().any(|header| tail_in(header, block).is_some())
     }
 
     /// How many bytes of a block are valid: the longest candidate that verifies.
@@ -344,39 +340,64 @@ impl Scan<'_> {
             Slot::Freed { length } => return usize::from(length).min(bytes.len()),
             // Freed bytes were there and are perhaps punched: their number is all that counts. A
             // dead range alone proves nothing: it may be of bytes that never came here.
-            Slot::Live { length, .. } if self.dead.covers(start, start + u64::from(length)) => {
+            Slot::Live { length, .. } | Slot::Marked { length, .. }
+                if self.dead.covers(start, start + u64::from(length)) =>
+            {
                 return usize::from(length).min(bytes.len());
             }
-            Slot::Live { crc, length } => Some((crc, usize::from(length))),
-            Slot::Empty | Slot::Damaged => None,
+            slot => slot,
         };
-        let crc_of = |length: usize| bytes.get(..length).map(crc32c);
-        // Somebody knew better than the header, which is older.
-        if slot.is_some_and(|(crc, length)| crc_of(length).map(damaged) == Some(crc)) {
-            return 0;
-        }
-        let verifies = |(crc, length): &(u32, usize)| crc_of(*length) == Some(*crc);
-        self.tails(block).chain(slot).filter(verifies).map(|(_, length)| length).max().unwrap_or(0)
+        // A mark is newer than what a header knows of as many bytes.
+        let marked = [Some(slot), self.newest_tail(block)].into_iter().flatten();
+        let marked = marked.filter_map(|slot| match slot {
+            Slot::Marked { length, .. } => Some(length),
+            _ => None,
+        });
+        let below = marked.min().unwrap_or(u16::MAX);
+        let older = self.headers.iter().flatten().filter_map(|header| tail_in(header, block));
+        let older =
+            older.filter(|tail| matches!(tail, Slot::Live { length, .. } if *length < below));
+        let verified = older.chain([slot]).filter_map(|slot| match slot {
+            Slot::Live { crc, length } => {
+                let length = usize::from(length);
+                (bytes.get(..length).map(crc32c) == Some(crc)).then_some(length)
+            }
+            _ => None,
+        });
+        verified.max().unwrap_or(0)
     }
 
-    /// CRC and length of the last block, as the headers have them.
-    fn tails(&self, block: u64) -> impl Iterator<Item = (u32, usize)> {
-        let tails = self.headers.iter().flatten().filter_map(Header::tail);
-        tails.filter(move |tail| tail.0 == block).map(|(_, length, crc)| (crc, length.into()))
+    /// The slot of the last block, as the newest header has it.
+    fn newest_tail(&self, block: u64) -> Option<Slot> {
+        tail_in(&self.header, block)
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;
-    /// the CRC is chosen not to match, so that they are not served. A block that was known to be doubtful or
-    /// damaged stays so.
+    /// the CRC is chosen not to match, so that they are not served. A block that was marked stays so.
     fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
         let block = floor / BLOCK_BYTES;
         let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
         self.file.read_at(&mut bytes, block * BLOCK_BYTES)?;
-        prefix.length = floor;
+        let mut raw = [0; SLOT_BYTES];
+        self.file.read_at(&mut raw, slot_offset(block))?;
+        let slot = Slot::decode(u64::from_le_bytes(raw), self.place, block);
+        let known = [Some(slot), self.newest_tail(block)];
+        let is_damaged = |slot: &Slot| matches!(slot, Slot::Marked { mark: Mark::Damaged, .. });
         let crc = crc32c(&bytes);
-        let is_noted = |noted: &u32| self.tails(block).any(|tail| tail == (*noted, bytes.len()));
-        prefix.tail_crc = [doubtful(crc), damaged(crc)].into_iter().find(is_noted).unwrap_or(!crc);
+        prefix.length = floor;
+        prefix.tail = if known.iter().flatten().any(is_damaged) {
+            Sum { crc, mark: Some(Mark::Damaged) }
+        } else if known.iter().flatten().any(|slot| read::is_doubtful(*slot, &bytes)) {
+            Sum { crc, mark: Some(Mark::Doubtful) }
+        } else {
+            Sum::whole(!crc)
+        };
         prefix.damaged.push(block);
         Ok(())
     }
+}
+
+/// The slot of a block, if it is the last, partial one that the header knows of.
+fn tail_in(header: &Header, block: u64) -> Option<Slot> {
+    header.tail().filter(|tail| tail.0 == block).map(|tail| tail.1)
 }

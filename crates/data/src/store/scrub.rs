@@ -115,7 +115,9 @@ pub(super) fn digest(
                 crc32c(bytes.get(..wanted).ok_or(StoreError::Corrupt { block })?)
             }
             Slot::Live { crc, length } if usize::from(length) == wanted => crc,
-            Slot::Live { .. } => {
+            // As unlike what is whole elsewhere as it must be, and like what is lost elsewhere too.
+            Slot::Marked { crc, length, .. } if usize::from(length) == wanted => !crc,
+            Slot::Live { .. } | Slot::Marked { .. } => {
                 let bytes = read::verified_block(store, &extent, &file, block)?;
                 crc32c(bytes.get(..wanted).ok_or(StoreError::Corrupt { block })?)
             }

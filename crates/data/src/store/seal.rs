@@ -8,7 +8,7 @@ use milpa_wire::frame::crc32c;
 use super::disk::OpenFile;
 use super::extent::{Extent, TurnGuard, Writer};
 use super::format::{
-    BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, block_count, slot_offset,
+    BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, Sum, block_count, slot_offset,
 };
 use super::{ExtentStore, StoreError, free, lock, read, write_lock};
 
@@ -71,14 +71,14 @@ fn cut(
     writer: &mut Writer,
     (length, is_sealed): (u64, bool),
 ) -> Result<(), StoreError> {
-    let tail_crc = prefix_crc(store, extent, file, length)?;
+    let tail = prefix_sum(store, extent, file, length)?;
     let mut cut = extent.state().clone_for_header();
-    (cut.sealed, cut.length, cut.tail_crc) = (is_sealed, length, tail_crc);
+    (cut.sealed, cut.length, cut.tail) = (is_sealed, length, tail);
     cut.committed = cut.committed.min(length);
     turn.write_header(&store.disk, file, &cut, true)?;
     turn.sync(&store.disk, file)?;
     store.sync_entry(extent)?;
-    adopt_length(extent, length, tail_crc, is_sealed);
+    adopt_length(extent, length, tail, is_sealed);
     writer.needs_cut = true;
     clear_beyond_end(store, extent, file, writer)?;
     cut.flushed = length;
@@ -90,30 +90,30 @@ fn cut(
     Ok(())
 }
 
-fn adopt_length(extent: &Extent, length: u64, tail_crc: u32, is_sealed: bool) {
+fn adopt_length(extent: &Extent, length: u64, tail: Sum, is_sealed: bool) {
     let mut state = extent.state();
     state.sealed = is_sealed;
-    (state.length, state.tail_crc) = (length, tail_crc);
+    (state.length, state.tail) = (length, tail);
     state.committed = state.committed.min(length);
     state.flushed = state.flushed.min(length);
     state.floor = state.floor.min(length);
 }
 
-/// The CRC of the last block when the extent is cut to `length`; 0 if that is a block boundary.
-fn prefix_crc(
+/// What is known of the last block when the extent is cut to `length`; nothing if that is a block boundary.
+fn prefix_sum(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     file: &OpenFile,
     length: u64,
-) -> Result<u32, StoreError> {
+) -> Result<Sum, StoreError> {
     let (block, within) = (length / BLOCK_BYTES, (length % BLOCK_BYTES) as usize);
     let state = extent.state();
     if within == 0 || length == state.length {
-        return Ok(if within == 0 { 0 } else { state.tail_crc });
+        return Ok(if within == 0 { Sum::default() } else { state.tail });
     }
     drop(state);
     let bytes = read::verified_block(store, extent, file, block)?;
-    Ok(crc32c(bytes.get(..within).unwrap_or(&bytes)))
+    Ok(Sum::whole(crc32c(bytes.get(..within).unwrap_or(&bytes))))
 }
 
 /// Clears data and slots beyond the end and rewrites the last slot, all flushed, if need be.
