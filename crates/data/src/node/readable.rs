@@ -2,7 +2,11 @@
 //!
 //! What lies behind the end of a member, and that nobody knows to be acknowledged, was not promised to anybody.
 //! If it cannot be read either, nobody needs it: an extent ends before it (the longest checksum-valid
-//! prefix, [`crate::alignment`]). What was promised and cannot be read is lost, and stays in its place.
+//! prefix, [`crate::alignment`]). What was promised and cannot be read is lost, and stays in its place, unless
+//! it shares its block with bytes that can be read elsewhere: those behind the end of a member were never flushed
+//! there, those before it may have been.
+
+use std::collections::BTreeSet;
 
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
 use milpa_wire::data::ExtentState;
@@ -39,11 +43,15 @@ impl Run {
             let shortest = if is_member(&claim.node) { of_holders } else { of_all };
             let (Some(state), Some(shortest)) = (&mut claim.state, shortest) else { continue };
             let needed = shortest.max(promised.unwrap_or(0));
-            if state.length <= needed {
-                continue;
-            }
-            let tail = (needed, state.length);
-            let end = self.readable_until(extent, claim.node, tail, claims).await?;
+            let promised = (shortest, needed.min(state.length));
+            let end = match self.damaged_at_an_end(extent, claim.node, promised, claims).await? {
+                Some(start) => start,
+                None if state.length <= needed => continue,
+                None => {
+                    let tail = (needed, state.length);
+                    self.readable_until(extent, claim.node, tail, claims).await?
+                }
+            };
             if end < state.length {
                 tracing::warn!(partition = %self.filling.partition, %extent, node = %claim.node, end,
                     length = state.length, "the end of an extent is damaged, and not all members have it");
@@ -51,6 +59,37 @@ impl Run {
             }
         }
         Ok(readable)
+    }
+
+    /// Where the first block begins, of those in which another member ends between two places, that this
+    /// one cannot read, and the other one can as far as it has it. Copied as lost it would take with it what the
+    /// other one has.
+    async fn damaged_at_an_end(
+        &self,
+        extent: ExtentId,
+        node: NodeId,
+        (from, to): (u64, u64),
+        claims: &[Claim],
+    ) -> Result<Option<u64>, DataError> {
+        let is_member = |claim: &&Claim| self.configuration.members.contains(&claim.node);
+        let others = claims.iter().filter(is_member).filter(|claim| claim.node != node);
+        let ends = others.filter_map(|claim| Some((claim.state?.length, claim.node)));
+        let is_within = |end: u64| (from..to).contains(&end) && !end.is_multiple_of(BLOCK_BYTES);
+        let ends: BTreeSet<(u64, NodeId)> = ends.filter(|(end, _)| is_within(*end)).collect();
+        for (end, other) in ends {
+            let start = end / BLOCK_BYTES * BLOCK_BYTES;
+            match self.read(extent, (start, to.min(start + BLOCK_BYTES) - start), node).await {
+                Ok(_) => continue,
+                Err(DataError::Corrupt { .. } | DataError::Doubtful { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            match self.read(extent, (start, end - start), other).await {
+                Ok(_) => return Ok(Some(start)),
+                Err(DataError::Corrupt { .. } | DataError::Doubtful { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
     }
 
     /// Where the first block begins that a replica cannot read between two places, or the second place.
@@ -75,7 +114,7 @@ impl Run {
                 }
                 Err(error) => return Err(error),
             };
-            let start = at.max(block * BLOCK_BYTES);
+            let start = at.max(block.saturating_mul(BLOCK_BYTES));
             if start >= from || self.is_read_elsewhere(extent, (start, from), node, claims).await? {
                 return Ok(start);
             }
@@ -141,7 +180,7 @@ impl Run {
     }
 }
 
-/// How much of an extent is known to be on all members.
-fn promised(state: &ExtentState) -> u64 {
+/// How much of an extent is known to have been on all members.
+pub(super) fn promised(state: &ExtentState) -> u64 {
     if state.sealed { state.length } else { state.committed }
 }

@@ -14,6 +14,7 @@ use super::fetch::{Chunk, Doubt, tell_lost};
 use super::fill::{Filling, held_bytes};
 use super::metrics::Metrics;
 use super::partition::Partition;
+use super::readable::promised;
 
 /// After a failed repair the block is left alone for so long.
 const REPAIR_PAUSE: Duration = Duration::from_millis(500);
@@ -145,8 +146,8 @@ impl Filling {
         replaced.and(asked).and(Err(DataError::Corrupt { block }))
     }
 
-    /// Whether a member ends before what is here of a block: then it is not lost, as it was never
-    /// acknowledged. The primary makes them equal.
+    /// Whether a member ends before what is here of a block, and nobody knows a byte of it to be acknowledged:
+    /// then it is not lost. The primary makes them equal ([`super::readable`]).
     pub(super) async fn is_behind_an_end(
         &self,
         extent: ExtentId,
@@ -154,13 +155,14 @@ impl Filling {
         members: &[NodeId],
     ) -> Result<bool, DataError> {
         let (offset, length) = self.held_of(extent, block).await?;
+        let own = self.on_extent(extent, move |store| Ok(store.states(&[extent]))).await?;
+        let (mut is_behind, mut acknowledged) = (false, own.first().map_or(0, promised));
         for member in members {
-            let state = self.state_at(extent, *member).await?;
-            if state.is_some_and(|state| state.length < offset + length) {
-                return Ok(true);
-            }
+            let Some(state) = self.state_at(extent, *member).await? else { continue };
+            is_behind |= state.length < offset + length;
+            acknowledged = acknowledged.max(promised(&state));
         }
-        Ok(false)
+        Ok(is_behind && acknowledged <= offset)
     }
 
     /// By a member that has all of the block that is here: of a part of it there is no checksum.

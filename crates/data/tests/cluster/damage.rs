@@ -235,6 +235,44 @@ fn an_acknowledged_end_that_rotted_where_it_is_left_is_lost_in_its_place() {
     });
 }
 
+/// Found by a reader: the same, but the others end within the block that rotted. They were made as long as it had
+/// been, and what they had of the block, flushed, was lost with the rest of it.
+#[test]
+fn what_rots_where_it_is_left_takes_nothing_with_it_that_others_have_of_its_block() {
+    for is_sealed in [false, true] {
+        run(async |cluster| {
+            let bytes = pattern(1, 53_000);
+            let new = AppendTarget::New { token: 1 };
+            let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..50_000]).await;
+            let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)));
+            let more = AppendTarget::Extent { extent, offset: 50_000 };
+            cluster.append(1, 1, more, &bytes[50_000..]).await.unwrap();
+            if is_sealed {
+                let close = DataRequest::Close { partition: PARTITION, extent };
+                cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+                cluster.equal_digests(&[1, 2, 3], 1).await;
+            }
+            cluster.kill_nodes(&[2, 3]).await;
+            for (node, before) in [2, 3].into_iter().zip(before) {
+                std::fs::write(cluster.extent_file(node, extent), before.unwrap()).unwrap();
+            }
+            cluster.rot_extent(1, extent, 49_300);
+            cluster.start_node(2).await;
+            cluster.start_node(3).await;
+            nodes::until("all is aligned", async || {
+                let report = cluster.report(1).await?;
+                (report.unaligned == 0).then_some(())
+            })
+            .await;
+            cluster.equal_digests(&[1, 2, 3], 1).await;
+            for node in [1, 2, 3] {
+                let read = cluster.read(node, extent, 0..50_000, false).await;
+                assert!(read.as_deref() == Ok(&bytes[..50_000]), "{node}: {:?}", read.err());
+            }
+        });
+    }
+}
+
 /// A member is too far behind for the log, and what was overwritten has a block that no other one has: it
 /// gets everything else, and does not serve what it has of that block.
 #[test]
