@@ -165,6 +165,13 @@ impl Applying {
         self.delivered
     }
 
+    /// Whether the extent has all that entries up to `index` made of it. One that waits, of another extent,
+    /// does not matter.
+    #[must_use]
+    pub fn has_applied(&self, index: u64, extent: ExtentId) -> bool {
+        self.applied >= index || (self.delivered >= index && !self.is_waiting(extent))
+    }
+
     /// Whether committed overwrites of this extent are not on it yet.
     #[must_use]
     pub fn is_waiting(&self, extent: ExtentId) -> bool {

@@ -330,11 +330,9 @@ impl Run {
     ) -> Result<bool, DataError> {
         let (filling, store) = (&self.filling, self.filling.store.clone());
         let extent = new.id;
-        let key = (filling.partition, extent);
         let seal =
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
-        let sealed = filling.shared.run_ordered(filling.disk, key, seal).await;
-        match sealed.ok_or(DataError::Busy)? {
+        match self.in_this_epoch(extent, seal).await? {
             Ok(()) => {}
             Err(StoreError::NoExtent) if length == 0 => return Ok(false),
             Err(
@@ -349,6 +347,26 @@ impl Run {
         }
         let is_here = !filling.store.states(&[extent]).is_empty();
         if is_here { Ok(true) } else { Err(DataError::NoExtent) }
+    }
+
+    /// Does a thing to an extent here, unless the configuration is another one by now: to find out what the
+    /// members have may have taken long, and somebody else decides.
+    async fn in_this_epoch<T: Send + 'static>(
+        &self,
+        extent: ExtentId,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, DataError> {
+        let (id, epoch) = (self.filling.partition, self.configuration.epoch);
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let start = move |disk: &mut Disk| -> Result<(), DataError> {
+            let partition = disk.partitions.get(&id).ok_or(DataError::WrongPartition)?;
+            partition.check_epoch(epoch)?;
+            disk.workers.ordered((id, extent), move || drop(sender.send(job())), |_, ()| {});
+            Ok(())
+        };
+        let started = self.filling.shared.ask_disk(self.filling.disk, start).await;
+        started.ok_or(DataError::Busy)??;
+        receiver.await.map_err(|_| DataError::Busy)
     }
 
     /// Who sends a member what it lacks: this node, or another one that has as much.

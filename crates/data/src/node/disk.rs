@@ -194,6 +194,9 @@ impl Disk {
         self.driver.multi.tick(now);
         self.tick_appends(now);
         self.tick_overwrites(now);
+        for partition in self.partitions.values_mut() {
+            partition.watch_repeating(now);
+        }
         self.tick_alignment(now);
         self.tick_returned(now);
         self.tick_left();

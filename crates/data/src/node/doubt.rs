@@ -18,7 +18,7 @@ use super::fill::Filling;
 use super::partition::answer;
 
 impl Filling {
-    /// Settles what a block is that no member has whole. The members have said so; who is in doubt
+    /// Settles what a block is that no member has whole. The members have said so; who may be in doubt
     /// answers, or it is not settled.
     pub(super) async fn settle_doubt(
         &self,
@@ -34,17 +34,17 @@ impl Filling {
             return Err(DataError::Busy);
         }
         let fence = self.fence(extent, 0).await?;
-        let mut others = Vec::new();
-        for member in members {
-            match self.ask_in_doubt(extent, block, *member, fence).await {
+        let (mut others, mut asked) = (Vec::new(), members.to_vec());
+        // They too: what nobody confirms is lost for good.
+        asked.extend(self.others().await?.1);
+        for node in asked {
+            match self.ask_in_doubt(extent, block, node, fence).await {
                 Ok(bytes) => others.push(bytes),
                 Err(DataError::Corrupt { .. } | DataError::NotHere | DataError::NoExtent) => {}
+                // It is to learn, and has not heard of it yet.
+                Err(DataError::WrongPartition) if !members.contains(&node) => {}
                 Err(error) => return Err(error),
             }
-        }
-        let (_, learners) = self.others().await?;
-        for learner in learners {
-            others.extend(self.ask_in_doubt(extent, block, learner, fence).await);
         }
         // If a member ends within it, the primary cuts what nobody confirms.
         let may_be_cut = self.is_behind_an_end(extent, block, members).await?;
@@ -100,15 +100,15 @@ impl Disk {
             let applying = partition.applying.borrow();
             // What the extent went through before the start, or before the last checkpoint, is forgotten.
             let last = applying.last_of(extent).max(partition.state.applied);
-            let is_at = applying.applied() >= applied && last <= applied;
             if partition.is_repeating(clock::now_ms()) {
-                return Err(DataError::Busy);
-            }
-            match (is_at, applying.applied() < partition.repeated_until) {
-                (true, _) => Ok(partition.store.clone()),
-                // Its log waits, perhaps for this very block: it has made nothing of it.
-                (false, true) => Err(DataError::NotHere),
-                (false, false) => Err(DataError::Busy),
+                Err(DataError::Busy)
+            } else if applying.has_applied(applied, extent) && last <= applied {
+                Ok(partition.store.clone())
+            } else if applying.is_hindered(extent) {
+                // Perhaps by this very block: it has made nothing of it, and waits for others.
+                Err(DataError::NotHere)
+            } else {
+                Err(DataError::Busy)
             }
         });
         let store = match checked {

@@ -4,6 +4,7 @@
 //! is damaged: without a pause that grows they would set each other to work without end.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use milpa_types::ExtentId;
 
@@ -59,9 +60,11 @@ impl LostBlocks {
         self.blocks.remove(&(extent, block));
     }
 
-    /// An extent was written to.
-    pub fn remove_extent(&mut self, extent: ExtentId) {
-        self.blocks.retain(|(lost, _), _| *lost != extent);
+    /// Blocks of an extent were written to, and are whole, but for some.
+    pub fn remove_written(&mut self, extent: ExtentId, blocks: Range<u64>, but: &[u64]) {
+        self.blocks.retain(|(lost, block), _| {
+            *lost != extent || !blocks.contains(block) || but.contains(block)
+        });
     }
 
     /// Others may be asked now.
@@ -86,9 +89,11 @@ mod tests {
         assert!(lost.add(EXTENT, 9, 2_000), "told once");
         assert!(!lost.add(EXTENT, 9, 4_000));
         assert!(lost.contains(EXTENT, 9));
-        lost.remove_extent(ExtentId(8));
+        lost.remove_written(ExtentId(8), 0..100, &[]);
+        lost.remove_written(EXTENT, 0..9, &[]);
+        lost.remove_written(EXTENT, 8..10, &[9]);
         assert!(lost.contains(EXTENT, 9));
-        lost.remove_extent(EXTENT);
+        lost.remove_written(EXTENT, 8..10, &[8]);
         assert!(!lost.contains(EXTENT, 9));
     }
 

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use milpa_host::clock::now_us;
 use milpa_host::rpc::Reply;
 use milpa_raft::{Committed, LogPosition, Payload, ProposeError, RoleChange};
-use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
@@ -168,14 +168,16 @@ impl Disk {
         let repeated = position.index <= partition.repeated_until;
         let overwriting = if repeated { Overwriting::Repeated } else { Overwriting::New };
         let extent = it.extent;
+        let blocks =
+            it.offset / BLOCK_BYTES..(it.offset + it.bytes.len() as u64).div_ceil(BLOCK_BYTES);
         self.workers.ordered(
             (id, extent),
             move || (apply(&store, &it, overwriting), it),
             move |disk, (applied, it)| match applied {
                 Applied::Done(damaged) => {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
-                        // It may be whole now, and rot again.
-                        partition.lost.remove_extent(extent);
+                        // Whole now, they may rot again.
+                        partition.lost.remove_written(extent, blocks, &damaged);
                     }
                     disk.entry_applied(id, position, Some(extent), Ok(()));
                     // One that finds no place is found again by who reads it, and by the scrub.

@@ -1,6 +1,6 @@
 //! One replica of a data partition, as the node's thread sees it.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -160,8 +160,8 @@ pub(crate) struct Partition {
     pub applying: Rc<RefCell<Applying>>,
     /// Entries up to here may have been applied before the process started.
     pub repeated_until: u64,
-    /// How far that has come, and since when it has been there, as last looked.
-    pub repeated: Cell<(u64, u64)>,
+    /// Where that stands, and since when, if it does not move.
+    pub standing: Option<(u64, u64)>,
     /// Own proposals by index.
     pub proposals: BTreeMap<u64, Proposal>,
     /// Extents that all members of the epoch have marked as overwritten.
@@ -205,12 +205,20 @@ impl Partition {
     /// who asks.
     pub fn is_repeating(&self, now_ms: u64) -> bool {
         let applied = self.applying.borrow().applied();
-        let (before, since_ms) = self.repeated.get();
-        if self.leader.is_none() || applied != before {
-            self.repeated.set((applied, now_ms));
-            return applied < self.repeated_until;
+        let stands_still = self.standing.is_some_and(|(at, since_ms)| {
+            at == applied && now_ms.saturating_sub(since_ms) >= REPEATING_MAX_MS
+        });
+        applied < self.repeated_until && !stands_still
+    }
+
+    /// Looks whether the log stands still. Without a leader nothing is known of that.
+    pub fn watch_repeating(&mut self, now_ms: u64) {
+        let applied = self.applying.borrow().applied();
+        if self.leader.is_none() || applied >= self.repeated_until {
+            self.standing = None;
+        } else if self.standing.is_none_or(|(at, _)| at != applied) {
+            self.standing = Some((applied, now_ms));
         }
-        applied < self.repeated_until && now_ms.saturating_sub(since_ms) < REPEATING_MAX_MS
     }
 
     /// The members but this node.

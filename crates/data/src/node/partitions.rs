@@ -1,6 +1,6 @@
 //! Replicas come and go: opened at the start, created and dropped on the manager's word.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
@@ -95,7 +95,7 @@ impl Partition {
             leader: None,
             applying: Rc::new(RefCell::new(Applying::new(state.applied))),
             repeated_until: 0,
-            repeated: Cell::default(),
+            standing: None,
             proposals: BTreeMap::new(),
             marked_everywhere: BTreeSet::new(),
             checkpoint: Checkpoint::default(),

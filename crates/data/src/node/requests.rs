@@ -234,8 +234,7 @@ impl Disk {
     ) {
         let checked = self.partition(id).and_then(|partition| {
             // Bytes that lack overwrites which the asker has already skipped would lose them.
-            let here = partition.applying.borrow().applied();
-            if here < applied {
+            if !partition.applying.borrow().has_applied(applied, extent) {
                 return Err(DataError::Busy);
             }
             Ok((Arc::clone(&partition.store), partition.is_repeating(clock::now_ms())))

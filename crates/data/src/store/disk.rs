@@ -111,10 +111,7 @@ impl StoreDisk {
 
     /// What a failed open means: lack of descriptors or memory passes, the rest fences.
     pub(super) fn open_failed(&self, error: &io::Error) -> StoreError {
-        match error.raw_os_error() {
-            Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => StoreError::Busy,
-            _ => self.write_failed("open", error),
-        }
+        if is_shortage(error) { StoreError::Busy } else { self.write_failed("open", error) }
     }
 
     /// The extent's file, opened if it is not.
@@ -279,4 +276,9 @@ impl OpenFiles {
         self.uses.remove(&used);
         Some(file)
     }
+}
+
+/// Whether the process or the system has run out of what it needs to open or read any file.
+pub(super) fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

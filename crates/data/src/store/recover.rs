@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, RwLock};
 use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
 use milpa_wire::frame::crc32c;
 
-use super::disk::StoreDisk;
+use super::disk::{StoreDisk, is_shortage};
 use super::extent::{Entries, Extent, ExtentParts, State};
 use super::files::StoreFile;
 use super::format::{
@@ -31,6 +31,8 @@ pub(super) const LABEL_BYTES: usize = 32;
 const LABEL_MAGIC: [u8; 8] = *b"MLPSTOR1";
 /// Blocks read at once while a prefix is looked for: 256 KiB.
 const STRIDE: u64 = 64;
+/// How often an extent is read before its file counts as unreadable.
+const READS_MAX: u32 = 4;
 
 /// What [`ExtentStore::open`] found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -104,13 +106,15 @@ pub(super) fn open(
             files.remove(&path).map_err(failed("remove", &path))?;
             continue;
         }
-        match recover_extent(&store, id) {
+        match recover_patiently(&store, id) {
             Ok(Found::Extent(found)) => report.extents.push(found),
             Ok(Found::NeverFlushed) => {
                 files.remove(&path).map_err(failed("remove", &path))?;
                 report.vanished.push(id);
             }
             Ok(Found::Unreadable) => report.unreadable.push(id),
+            // That is the process's trouble, and not the file's.
+            Err(error) if is_shortage(&error) => return Err(failed("open", &path)(error)),
             Err(error) => {
                 tracing::warn!(extent = id.0, %error, "extent cannot be read");
                 report.unreadable.push(id);
@@ -218,6 +222,18 @@ enum Found {
     Unreadable,
 }
 
+/// A disk that failed to read once is asked again.
+fn recover_patiently(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
+    let mut found = recover_extent(store, id);
+    for _ in 1..READS_MAX {
+        if found.is_ok() {
+            break;
+        }
+        found = recover_extent(store, id);
+    }
+    found
+}
+
 fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     let file = store.disk.files().open(&extent_path(&store.directory, id))?;
     let mut slots = [0; 2 * HEADER_STRIDE as usize];
@@ -308,8 +324,12 @@ impl Scan<'_> {
             if self.ends_at(block, &slots) {
                 break;
             }
-            self.file.read_at(&mut data, block * BLOCK_BYTES)?;
-            for (raw, bytes) in slots.as_chunks::<SLOT_BYTES>().0.iter().zip(data.chunks(BLOCK)) {
+            let read = self.read_blocks(block, &mut data)?;
+            if read == 0 {
+                break;
+            }
+            let data = data.chunks(BLOCK).take(read);
+            for (raw, bytes) in slots.as_chunks::<SLOT_BYTES>().0.iter().zip(data) {
                 let start = block * BLOCK_BYTES;
                 let bytes = bytes.get(..(limit - start).min(BLOCK_BYTES) as usize).unwrap_or(bytes);
                 let valid = self.valid_bytes(block, u64::from_le_bytes(*raw), bytes);
@@ -325,6 +345,23 @@ impl Scan<'_> {
             self.keep_damaged_tail(floor, &mut prefix)?;
         }
         Ok(prefix)
+    }
+
+    /// How many blocks can be read from this one on: a sector that power left half written may not be.
+    fn read_blocks(&self, first: u64, data: &mut [u8]) -> io::Result<usize> {
+        let count = data.len() / BLOCK;
+        if self.file.read_at(data, first * BLOCK_BYTES).is_ok() {
+            return Ok(count);
+        }
+        for (block, bytes) in (first..).zip(data.chunks_mut(BLOCK)) {
+            let Err(error) = self.file.read_at(bytes, block * BLOCK_BYTES) else { continue };
+            if is_shortage(&error) {
+                return Err(error);
+            }
+            tracing::warn!(extent = self.header.extent.0, block, %error, "a block cannot be read");
+            return Ok((block - first) as usize);
+        }
+        Ok(count)
     }
 
     /// Whether nothing is known of the block at all: the ordinary end, found without reading data.
@@ -377,14 +414,20 @@ impl Scan<'_> {
     fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
         let block = floor / BLOCK_BYTES;
         let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
-        self.file.read_at(&mut bytes, block * BLOCK_BYTES)?;
+        prefix.length = floor;
+        prefix.damaged.push(block);
+        if self.file.read_at(&mut bytes, block * BLOCK_BYTES).is_err() {
+            // Should it be read later, its sum proves it.
+            let as_long = self.headers.iter().flatten().find(|header| header.length == floor);
+            prefix.tail = as_long.map(|header| header.tail).unwrap_or_default();
+            return Ok(());
+        }
         let mut raw = [0; SLOT_BYTES];
         self.file.read_at(&mut raw, slot_offset(block))?;
         let slot = Slot::decode(u64::from_le_bytes(raw), self.place, block);
         let known = [Some(slot), self.newest_tail(block)];
         let is_damaged = |slot: &Slot| matches!(slot, Slot::Marked { mark: Mark::Damaged, .. });
         let crc = crc32c(&bytes);
-        prefix.length = floor;
         prefix.tail = if known.iter().flatten().any(is_damaged) {
             Sum { crc, mark: Some(Mark::Damaged) }
         } else if known.iter().flatten().any(|slot| read::is_doubtful(*slot, &bytes)) {
@@ -392,7 +435,6 @@ impl Scan<'_> {
         } else {
             Sum::whole(!crc)
         };
-        prefix.damaged.push(block);
         Ok(())
     }
 }

@@ -123,6 +123,39 @@ fn an_unreadable_block_is_an_error_of_the_read_alone() {
     assert_eq!(world.read(4_096, 1).unwrap(), pattern(1, 10_000)[4_096..4_097]);
 }
 
+/// Found by a reader: one failed read as a partition was opened, or too many open files, and the extent counted
+/// as one without a header, whose file is removed when another replica sends it anew.
+#[test]
+fn an_extent_that_could_not_be_read_at_once_is_not_taken_for_destroyed() {
+    let mut world = World::with_extent();
+    world.append(&pattern(1, 300_000)).unwrap();
+    world.flush().unwrap();
+    world.append(&pattern(2, 100)).unwrap();
+    for after in 0..8 {
+        world.files.fail(Fault { call: Call::Read, after, errno: EIO });
+        world.disk.fence("kill", &std::io::Error::other("test"));
+        let disk = StoreDisk::new(Arc::new(world.files.clone()), StoreLimits::default());
+        if let Ok((_, report)) = ExtentStore::open(&disk, directory(), PARTITION) {
+            assert_eq!(report.unreadable, [], "{after}");
+            assert!(report.extents[0].length >= 300_000, "{after}");
+        }
+        world.files.fail_no_more();
+    }
+    // For longer, and it is said that the whole cannot be opened now.
+    for first in 0..8 {
+        for after in first..first + 8 {
+            world.files.fail(Fault { call: Call::Read, after, errno: libc::ENOMEM });
+        }
+        let disk = StoreDisk::new(Arc::new(world.files.clone()), StoreLimits::default());
+        let opened = ExtentStore::open(&disk, directory(), PARTITION);
+        assert!(opened.is_err(), "{first}");
+        world.files.fail_no_more();
+    }
+    world = world.kill();
+    assert_eq!(world.read(0, 300_000).unwrap(), pattern(1, 300_000));
+    assert_eq!(world.length(LARGE), 300_100);
+}
+
 /// The block that is named is the one that is repaired: no healthy one, and not for ever.
 #[test]
 fn an_unreadable_block_in_a_long_read_is_named() {
