@@ -273,6 +273,46 @@ fn what_rots_where_it_is_left_takes_nothing_with_it_that_others_have_of_its_bloc
     }
 }
 
+/// Found by a reader: power took the end of an extent at two members, and at the third one tore a block of it that
+/// was being overwritten. As others ended before that block, it was the primary's to cut; as it was acknowledged,
+/// the primary waited until it was settled. What was acknowledged behind it stayed on one replica.
+#[test]
+fn an_acknowledged_block_that_one_member_alone_has_and_doubts_is_settled() {
+    run(async |cluster| {
+        let all = [1, 2, 3];
+        let bytes = pattern(1, 60_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..40_000]).await;
+        let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
+        let more = AppendTarget::Extent { extent, offset: 40_000 };
+        cluster.append(1, 1, more, &bytes[40_000..]).await.unwrap();
+        cluster.kill_nodes(&all).await;
+        for node in all {
+            cluster.start_node_with_long_log(node).await;
+        }
+        cluster.equal_digests(&all, 1).await;
+        cluster.overwrite(&all, 1, extent, 50_000, &pattern(2, 100)).await;
+        cluster.kill_nodes(&all).await;
+        for (node, before) in [2, 3].into_iter().zip(before) {
+            std::fs::write(cluster.extent_file(node, extent), before).unwrap();
+        }
+        cluster.rot_extent(1, extent, 49_300);
+        for node in all {
+            cluster.start_node_with_long_log(node).await;
+        }
+        for node in all {
+            nodes::until("the rest is there", async || {
+                let leader = cluster.leader(&all).await;
+                let lost = cluster.read(leader, extent, 49_152..50_000, true).await;
+                (lost == Err(DataError::Corrupt { block: 12 })).then_some(())?;
+                let held = std::fs::read(cluster.extent_file(node, extent)).ok()?;
+                (held.get(53_248..60_000) == Some(&bytes[53_248..])).then_some(())
+            })
+            .await;
+        }
+    });
+}
+
 /// A member is too far behind for the log, and what was overwritten has a block that no other one has: it
 /// gets everything else, and does not serve what it has of that block.
 #[test]
