@@ -212,6 +212,15 @@ pub(super) enum Slot {
 }
 
 impl Slot {
+    /// What it says of the bytes; nothing if it says nothing.
+    pub(super) fn sum(self) -> Sum {
+        match self {
+            Slot::Live { crc, .. } => Sum::whole(crc),
+            Slot::Marked { mark, crc, .. } => Sum { crc, mark: Some(mark) },
+            Slot::Empty | Slot::Freed { .. } | Slot::Damaged => Sum::default(),
+        }
+    }
+
     pub(super) fn encode(self, place: Place, block: u64) -> u64 {
         let (sum, low) = match self {
             Slot::Empty | Slot::Damaged => return 0,

@@ -96,7 +96,8 @@ type Hook = Arc<dyn Fn() + Send + Sync>;
 #[derive(Clone, Default)]
 pub struct MemoryFiles {
     disk: Arc<Mutex<Disk>>,
-    hook: Arc<Mutex<Option<Hook>>>,
+    sync_hook: Arc<Mutex<Option<Hook>>>,
+    write_hook: Arc<Mutex<Option<Hook>>>,
 }
 
 impl MemoryFiles {
@@ -141,7 +142,12 @@ impl MemoryFiles {
 
     /// Calls `hook` once in the middle of the next flush of a file: what it writes is not covered by that flush.
     pub fn during_sync(&self, hook: impl Fn() + Send + Sync + 'static) {
-        *lock(&self.hook) = Some(Arc::new(hook));
+        *lock(&self.sync_hook) = Some(Arc::new(hook));
+    }
+
+    /// Calls `hook` once before the next write to a file.
+    pub fn before_write(&self, hook: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.write_hook) = Some(Arc::new(hook));
     }
 
     /// Loses power: a random part of what was not flushed is gone, open files are dead.
@@ -343,6 +349,10 @@ impl StoreFile for MemoryFile {
     }
 
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let hook = lock(&self.disk.write_hook).take();
+        if let Some(hook) = hook {
+            hook();
+        }
         drop(self.content(Call::Write)?);
         let mut at = offset;
         let mut rest = bytes;
@@ -373,7 +383,7 @@ impl StoreFile for MemoryFile {
         let covered: Vec<_> =
             content.pages.iter().map(|(number, page)| (*number, page.len())).collect();
         drop(content);
-        let hook = lock(&self.disk.hook).take();
+        let hook = lock(&self.disk.sync_hook).take();
         if let Some(hook) = hook {
             hook();
         }

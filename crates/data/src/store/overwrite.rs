@@ -221,13 +221,13 @@ fn judge_block(
     extent.state().torn.remove(&block);
     let raw = judged.slot(bytes.len() as u16).encode(extent.place, block).to_le_bytes();
     let written = file.write_at(&raw, slot_offset(block));
+    extent.state().writes += 1;
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
     extent.slots_written(&store.disk, block, &raw, false);
     let mut state = extent.state();
     if (block + 1) * BLOCK_BYTES > length {
         state.tail = judged;
     }
-    state.writes += 1;
     Ok(())
 }
 
@@ -284,10 +284,14 @@ fn replace_run(
     }
     let start = patch.offset.max(blocks.start * BLOCK_BYTES);
     let end = patch.end().min(blocks.end * BLOCK_BYTES);
-    let failed = |error| store.disk.write_failed("pwrite", &error);
+    let write = || {
+        file.write_at(part(patch, start, end), start)?;
+        file.write_at(&writer.slots, slot_offset(blocks.start))
+    };
+    let written = write();
+    // Not before: a flush that runs meanwhile would count what it has not seen. Also if it failed.
     extent.state().writes += 1;
-    file.write_at(part(patch, start, end), start).map_err(failed)?;
-    file.write_at(&writer.slots, slot_offset(blocks.start)).map_err(failed)?;
+    written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
     extent.slots_written(&store.disk, blocks.start, &writer.slots, false);
     let mut state = extent.state();
     if blocks.end * BLOCK_BYTES > length {

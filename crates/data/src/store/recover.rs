@@ -5,7 +5,7 @@
 //! longest prefix of verifying blocks counts, whatever lies behind. Nothing is cut here: that happens before
 //! the next append, or by [`super::ExtentStore::seal`].
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -23,7 +23,7 @@ use super::format::{
 };
 use super::freed_log::FreedLog;
 use super::ranges::Ranges;
-use super::{ExtentStore, OpenError, extent_path, free, lock, read, seal, write_lock};
+use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
 
 const LABEL: &str = "label";
 const LABEL_NEW: &str = "label.new";
@@ -278,7 +278,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     if header.cut_pending && !is_short {
         // A crash came between the decision to cut and its end. Should it fail now, the length
         // is right all the same, and a later seal tries again.
-        if let Err(error) = seal::seal(store, id, header.length) {
+        if let Err(error) = seal::finish_cut(store, id, &header) {
             tracing::warn!(extent = id.0, %error, "cut could not be completed");
         }
     }
@@ -312,7 +312,8 @@ struct Prefix {
 
 impl Scan<'_> {
     fn run(&self) -> io::Result<Prefix> {
-        let limit = if self.header.sealed { self.header.length } else { EXTENT_BYTES_MAX };
+        let is_bounded = self.header.sealed || self.header.cut_pending;
+        let limit = if is_bounded { self.header.length } else { EXTENT_BYTES_MAX };
         let floor = self.header.floor.min(limit);
         let mut prefix = Prefix { length: 0, tail: Sum::default(), damaged: Vec::new() };
         let mut block = floor / BLOCK_BYTES;
@@ -324,17 +325,20 @@ impl Scan<'_> {
             if self.ends_at(block, &slots) {
                 break;
             }
-            let read = self.read_blocks(block, &mut data)?;
-            if read == 0 {
-                break;
-            }
-            let data = data.chunks(BLOCK).take(read);
-            for (raw, bytes) in slots.as_chunks::<SLOT_BYTES>().0.iter().zip(data) {
+            let unreadable = self.read_blocks(block, &mut data)?;
+            for (raw, bytes) in slots.as_chunks::<SLOT_BYTES>().0.iter().zip(data.chunks(BLOCK)) {
                 let start = block * BLOCK_BYTES;
                 let bytes = bytes.get(..(limit - start).min(BLOCK_BYTES) as usize).unwrap_or(bytes);
-                let valid = self.valid_bytes(block, u64::from_le_bytes(*raw), bytes);
-                prefix.length = start + valid as u64;
-                prefix.tail = Sum::whole(crc32c(bytes.get(..valid).unwrap_or(bytes)));
+                let slot = Slot::decode(u64::from_le_bytes(*raw), self.place, block);
+                let (valid, sum) = match unreadable.contains(&block) {
+                    true => self.known_of(block, slot),
+                    false => self.valid_bytes(block, slot, bytes),
+                };
+                let valid = valid.min(bytes.len());
+                (prefix.length, prefix.tail) = (start + valid as u64, sum);
+                if valid > 0 && (sum.mark.is_some() || unreadable.contains(&block)) {
+                    prefix.damaged.push(block);
+                }
                 block += 1;
                 if valid < BLOCK || prefix.length == limit {
                     break 'scan;
@@ -342,16 +346,16 @@ impl Scan<'_> {
             }
         }
         if prefix.length < floor {
-            self.keep_damaged_tail(floor, &mut prefix)?;
+            self.keep_damaged_tail(floor, &mut prefix);
         }
         Ok(prefix)
     }
 
-    /// How many blocks can be read from this one on: a sector that power left half written may not be.
-    fn read_blocks(&self, first: u64, data: &mut [u8]) -> io::Result<usize> {
-        let count = data.len() / BLOCK;
+    /// Reads blocks from this one on; gives those that the disk cannot read.
+    fn read_blocks(&self, first: u64, data: &mut [u8]) -> io::Result<BTreeSet<u64>> {
+        let mut unreadable = BTreeSet::new();
         if self.file.read_at(data, first * BLOCK_BYTES).is_ok() {
-            return Ok(count);
+            return Ok(unreadable);
         }
         for (block, bytes) in (first..).zip(data.chunks_mut(BLOCK)) {
             let Err(error) = self.file.read_at(bytes, block * BLOCK_BYTES) else { continue };
@@ -359,9 +363,9 @@ impl Scan<'_> {
                 return Err(error);
             }
             tracing::warn!(extent = self.header.extent.0, block, %error, "a block cannot be read");
-            return Ok((block - first) as usize);
+            unreadable.insert(block);
         }
-        Ok(count)
+        Ok(unreadable)
     }
 
     /// Whether nothing is known of the block at all: the ordinary end, found without reading data.
@@ -370,72 +374,74 @@ impl Scan<'_> {
             && !self.headers.iter().flatten().any(|header| tail_in(header, block).is_some())
     }
 
-    /// How many bytes of a block are valid: the longest candidate that verifies.
-    fn valid_bytes(&self, block: u64, raw: u64, bytes: &[u8]) -> usize {
+    /// How many bytes of a block are part of the extent, and what is known of them: the longest candidate that
+    /// verifies. A mark is newer than what headers know of the block, and holds without its bytes: a block that was
+    /// flushed as a lost one is part of the extent as any other.
+    fn valid_bytes(&self, block: u64, slot: Slot, bytes: &[u8]) -> (usize, Sum) {
         let start = block * BLOCK_BYTES;
-        let slot = match Slot::decode(raw, self.place, block) {
-            Slot::Freed { length } => return usize::from(length).min(bytes.len()),
+        let known = |length: u16| {
+            let length = usize::from(length).min(bytes.len());
+            (length, Sum::whole(crc32c(bytes.get(..length).unwrap_or(bytes))))
+        };
+        let tail = tail_in(&self.header, block);
+        match (slot, tail) {
+            (Slot::Freed { length }, _) => return known(length),
             // Freed bytes were there and are perhaps punched: their number is all that counts. A
             // dead range alone proves nothing: it may be of bytes that never came here.
-            Slot::Live { length, .. } | Slot::Marked { length, .. }
+            (Slot::Live { length, .. } | Slot::Marked { length, .. }, _)
                 if self.dead.covers(start, start + u64::from(length)) =>
             {
-                return usize::from(length).min(bytes.len());
+                return known(length);
             }
-            slot => slot,
-        };
-        // A mark is newer than what a header knows of as many bytes.
-        let marked = [Some(slot), self.newest_tail(block)].into_iter().flatten();
-        let marked = marked.filter_map(|slot| match slot {
-            Slot::Marked { length, .. } => Some(length),
-            _ => None,
-        });
-        let below = marked.min().unwrap_or(u16::MAX);
-        let older = self.headers.iter().flatten().filter_map(|header| tail_in(header, block));
-        let older =
-            older.filter(|tail| matches!(tail, Slot::Live { length, .. } if *length < below));
-        let verified = older.chain([slot]).filter_map(|slot| match slot {
-            Slot::Live { crc, length } => {
+            (Slot::Marked { mark: Mark::Damaged, crc, length }, _)
+            | (_, Some(Slot::Marked { mark: Mark::Damaged, crc, length })) => {
+                return (length.into(), Sum { crc, mark: Some(Mark::Damaged) });
+            }
+            _ => {}
+        }
+        let verified = |slot: Slot| match slot {
+            Slot::Live { crc, length } | Slot::Marked { crc, length, .. } => {
                 let length = usize::from(length);
-                (bytes.get(..length).map(crc32c) == Some(crc)).then_some(length)
+                (bytes.get(..length).map(crc32c) == Some(crc)).then_some((length, slot.sum()))
             }
             _ => None,
-        });
-        verified.max().unwrap_or(0)
+        };
+        let is_marked = |slot: &Slot| matches!(slot, Slot::Marked { .. });
+        let older: Vec<Slot> = match [Some(slot), tail].iter().flatten().any(is_marked) {
+            true => tail.into_iter().collect(),
+            false => self.headers.iter().flatten().filter_map(|it| tail_in(it, block)).collect(),
+        };
+        let candidates = older.into_iter().chain([slot]).filter_map(verified);
+        candidates.max_by_key(|(length, _)| *length).unwrap_or_default()
     }
 
-    /// The slot of the last block, as the newest header has it.
-    fn newest_tail(&self, block: u64) -> Option<Slot> {
-        tail_in(&self.header, block)
+    /// What is known of a block that cannot be read, now or ever: should it be read later, that proves it.
+    fn known_of(&self, block: u64, slot: Slot) -> (usize, Sum) {
+        let known = [Some(slot), tail_in(&self.header, block)];
+        let known = known.into_iter().flatten().filter_map(|slot| match slot {
+            Slot::Live { length, .. } | Slot::Marked { length, .. } | Slot::Freed { length } => {
+                Some((usize::from(length), slot.sum()))
+            }
+            Slot::Empty | Slot::Damaged => None,
+        });
+        known.max_by_key(|(length, _)| *length).unwrap_or_default()
     }
 
     /// The block at the floor is damaged. Its bytes were flushed, so they stay part of the extent;
-    /// the CRC is chosen not to match, so that they are not served. A block that was marked stays so.
-    fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) -> io::Result<()> {
+    /// the CRC is chosen not to match, so that they are not served. A block that was marked as damaged stays so.
+    fn keep_damaged_tail(&self, floor: u64, prefix: &mut Prefix) {
         let block = floor / BLOCK_BYTES;
         let mut bytes = vec![0; (floor % BLOCK_BYTES) as usize];
+        let read = self.file.read_at(&mut bytes, block * BLOCK_BYTES);
+        let mark = prefix.tail.mark.filter(|mark| *mark == Mark::Damaged);
         prefix.length = floor;
-        prefix.damaged.push(block);
-        if self.file.read_at(&mut bytes, block * BLOCK_BYTES).is_err() {
-            // Should it be read later, its sum proves it.
-            let as_long = self.headers.iter().flatten().find(|header| header.length == floor);
-            prefix.tail = as_long.map(|header| header.tail).unwrap_or_default();
-            return Ok(());
-        }
-        let mut raw = [0; SLOT_BYTES];
-        self.file.read_at(&mut raw, slot_offset(block))?;
-        let slot = Slot::decode(u64::from_le_bytes(raw), self.place, block);
-        let known = [Some(slot), self.newest_tail(block)];
-        let is_damaged = |slot: &Slot| matches!(slot, Slot::Marked { mark: Mark::Damaged, .. });
-        let crc = crc32c(&bytes);
-        prefix.tail = if known.iter().flatten().any(is_damaged) {
-            Sum { crc, mark: Some(Mark::Damaged) }
-        } else if known.iter().flatten().any(|slot| read::is_doubtful(*slot, &bytes)) {
-            Sum { crc, mark: Some(Mark::Doubtful) }
-        } else {
-            Sum::whole(!crc)
+        prefix.tail = match read {
+            Ok(()) => Sum { crc: !crc32c(&bytes), mark },
+            Err(_) => Sum { crc: 0, mark },
         };
-        Ok(())
+        if prefix.damaged.last() != Some(&block) {
+            prefix.damaged.push(block);
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use milpa_wire::frame::crc32c;
 use super::disk::OpenFile;
 use super::extent::{Extent, TurnGuard, Writer};
 use super::format::{
-    BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, SLOT_BYTES, Sum, block_count, slot_offset,
+    BLOCKS_MAX, FILE_BYTES_MAX, HEADER_OFFSET, Header, SLOT_BYTES, Sum, block_count, slot_offset,
 };
 use super::{ExtentStore, StoreError, free, lock, read, write_lock};
 
@@ -60,6 +60,25 @@ pub(super) fn cut_for_repair(
         return Ok(());
     }
     let _content = write_lock(&extent.content);
+    cut(store, &extent, (&turn, &file), &mut writer, (length, false))
+}
+
+/// Ends a cut that a crash has interrupted, as it had begun.
+pub(super) fn finish_cut(
+    store: &ExtentStore,
+    id: ExtentId,
+    header: &Header,
+) -> Result<(), StoreError> {
+    if header.sealed {
+        return seal(store, id, header.length);
+    }
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let turn = extent.take_turn()?;
+    let file = store.file(&extent)?;
+    let mut writer = lock(&extent.writer);
+    let _content = write_lock(&extent.content);
+    let length = extent.state().length.min(header.length);
     cut(store, &extent, (&turn, &file), &mut writer, (length, false))
 }
 

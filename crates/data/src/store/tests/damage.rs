@@ -390,3 +390,37 @@ fn what_is_lost_is_never_taken_for_torn() {
         assert_eq!(world.read(block * BLOCK_BYTES, whole.len()).unwrap(), whole);
     }
 }
+
+/// Found by a reader: an older header knew less of the last block, as whole, than the newer one, as damaged.
+#[test]
+fn an_older_header_does_not_make_a_damaged_end_whole() {
+    for seed in 0..64 {
+        let world = World::with_extent();
+        world.append(&pattern(1, 5_000)).unwrap();
+        overwrite(&world, 0, &pattern(2, 10), Overwriting::New);
+        world.flush().unwrap();
+        world.append(&pattern(3, 1_000)).unwrap();
+        world.store.distrust(LARGE, 1).unwrap();
+        world.store.flush_all().unwrap();
+        let world = world.crash(seed);
+        let read = world.read(4_096, 100);
+        assert!(matches!(read, Err(StoreError::Corrupt { block: 1 })), "{seed}: {read:?}");
+        assert_eq!(world.length(LARGE), 6_000, "{seed}");
+    }
+}
+
+/// Found by a reader: what was flushed behind a lost block was not there after the power was cut.
+#[test]
+fn what_is_flushed_behind_a_lost_block_stays() {
+    for seed in 0..64 {
+        let world = World::with_extent();
+        world.append(&pattern(1, 8_192)).unwrap();
+        world.store.append_lost(LARGE, 8_192, BLOCK_BYTES).unwrap();
+        world.append(&pattern(3, 5_000)).unwrap();
+        world.flush().unwrap();
+        let world = world.crash(seed);
+        assert_eq!(world.length(LARGE), 17_288, "{seed}");
+        assert_eq!(world.read(12_288, 5_000).unwrap(), pattern(3, 5_000), "{seed}");
+        assert!(matches!(world.read(8_192, 1), Err(StoreError::Corrupt { block: 2 })), "{seed}");
+    }
+}

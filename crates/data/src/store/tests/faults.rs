@@ -156,6 +156,51 @@ fn an_extent_that_could_not_be_read_at_once_is_not_taken_for_destroyed() {
     assert_eq!(world.length(LARGE), 300_100);
 }
 
+/// Found by a reader: such a cut was ended as one that seals, at a length that nobody had decided. What was left
+/// was dead, so the whole extent was, on all replicas.
+#[test]
+fn a_cut_for_repair_that_a_crash_interrupts_seals_and_removes_nothing() {
+    for (call, after) in [(Call::Sync, 0), (Call::Sync, 1), (Call::Sync, 2), (Call::Write, 1)] {
+        for seed in 0..16 {
+            let world = World::with_extent();
+            world.append(&pattern(1, 18_000)).unwrap();
+            world.flush().unwrap();
+            world.free(0, 8_192);
+            world.files.fail(Fault { call, after, errno: EIO });
+            let cut = world.store.cut_for_repair(LARGE, 2);
+            assert!(cut.is_err() || call == Call::Write, "{call:?} {after}");
+            let world = world.crash(seed);
+            let state = world.store.states(&[LARGE])[0];
+            assert!(!state.sealed, "{call:?} {after} {seed}");
+            assert!([8_192, 18_000].contains(&state.length), "{}", state.length);
+            let more = pattern(1, 18_000)[state.length as usize..].to_vec();
+            if !more.is_empty() {
+                world.append(&more).unwrap();
+            }
+            let world = world.kill();
+            assert_eq!(world.read(8_192, 9_808).unwrap(), pattern(1, 18_000)[8_192..]);
+        }
+    }
+}
+
+/// Found by a reader: an overwrite was counted before it was written. A flush between the two took it for
+/// flushed, and the next one, after which the log is trimmed, did nothing.
+#[test]
+fn a_flush_beside_an_overwrite_does_not_count_what_it_has_not_seen() {
+    for seed in 0..16 {
+        let world = World::with_extent();
+        world.append(&pattern(1, 10_000)).unwrap();
+        world.overwrite(0, &[1]).unwrap();
+        world.flush().unwrap();
+        let store = Arc::clone(&world.store);
+        world.files.before_write(move || store.flush(&[(LARGE, 10_000)]).unwrap());
+        world.overwrite(4_096, &[7; 4_096]).unwrap();
+        world.flush().unwrap();
+        let world = world.crash(seed);
+        assert_eq!(world.read(4_096, 4_096).unwrap(), [7; 4_096], "{seed}");
+    }
+}
+
 /// The block that is named is the one that is repaired: no healthy one, and not for ever.
 #[test]
 fn an_unreadable_block_in_a_long_read_is_named() {
