@@ -332,7 +332,8 @@ impl Run {
         let extent = new.id;
         let seal =
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
-        match self.in_this_epoch(extent, seal).await? {
+        // To find out what the members have may have taken long.
+        match filling.in_epoch(self.configuration.epoch, extent, seal).await? {
             Ok(()) => {}
             Err(StoreError::NoExtent) if length == 0 => return Ok(false),
             Err(
@@ -347,26 +348,6 @@ impl Run {
         }
         let is_here = !filling.store.states(&[extent]).is_empty();
         if is_here { Ok(true) } else { Err(DataError::NoExtent) }
-    }
-
-    /// Does a thing to an extent here, unless the configuration is another one by now: to find out what the
-    /// members have may have taken long, and somebody else decides.
-    async fn in_this_epoch<T: Send + 'static>(
-        &self,
-        extent: ExtentId,
-        job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, DataError> {
-        let (id, epoch) = (self.filling.partition, self.configuration.epoch);
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let start = move |disk: &mut Disk| -> Result<(), DataError> {
-            let partition = disk.partitions.get(&id).ok_or(DataError::WrongPartition)?;
-            partition.check_epoch(epoch)?;
-            disk.workers.ordered((id, extent), move || drop(sender.send(job())), |_, ()| {});
-            Ok(())
-        };
-        let started = self.filling.shared.ask_disk(self.filling.disk, start).await;
-        started.ok_or(DataError::Busy)??;
-        receiver.await.map_err(|_| DataError::Busy)
     }
 
     /// Who sends a member what it lacks: this node, or another one that has as much.

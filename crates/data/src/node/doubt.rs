@@ -115,6 +115,10 @@ impl Disk {
             Ok(store) => store,
             Err(error) => return answer(reply, Err(error)),
         };
+        let is_lost = self
+            .partitions
+            .get(&id)
+            .is_some_and(|partition| partition.lost.contains(extent, block));
         // Behind the overwrites that were handed to it, and before any that come.
         self.workers.ordered(
             (id, extent),
@@ -128,7 +132,7 @@ impl Disk {
                     answer(reply, Err(DataError::NotHere));
                 }
                 // It may be read the next time.
-                Err(StoreError::ReadFailed { block, .. }) => {
+                Err(StoreError::ReadFailed { block, .. }) if !is_lost => {
                     answer(reply, Err(DataError::Unsettled { block }));
                 }
                 Err(error) => answer(reply, Err(error.into())),

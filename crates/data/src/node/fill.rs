@@ -43,10 +43,15 @@ impl Filling {
     /// it. What is there is kept; a run that was cut short goes on where it ended. If the block in which
     /// the extent is to end is damaged here, it is the source's.
     pub async fn fill(&self, new: NewExtent, length: u64, source: NodeId) -> Result<(), DataError> {
-        let extent = new.id;
+        let (extent, epoch) = (new.id, self.epoch().await?);
         let mut held = self.on_extent(extent, move |store| prepare(store, new, length)).await?;
         let mut is_mark_known = false;
         while held < length {
+            // Another primary may have decided on another length.
+            let current = self.epoch().await?;
+            if current != epoch {
+                return Err(DataError::StaleEpoch { current });
+            }
             let wanted = (length - held).min(FILL_BYTES_MAX);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from(extent, (held, wanted), source).await {
@@ -70,11 +75,10 @@ impl Filling {
             self.shared.throttle_repair(self.disk, got).await;
         }
         self.copy_freed(extent, source).await?;
-        self.on_extent(extent, move |store| {
-            store.seal(extent, length)?;
-            store.set_commit(extent, length)
-        })
-        .await?;
+        let store = Arc::clone(&self.store);
+        let seal =
+            move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
+        self.in_epoch(epoch, extent, seal).await??;
         let store = Arc::clone(&self.store);
         let flushed =
             self.shared.run_slow(self.disk, move || store.flush(&[(extent, length)])).await;
@@ -159,6 +163,26 @@ impl Filling {
         epoch.ok_or(DataError::WrongPartition)
     }
 
+    /// Does a thing to an extent here, unless the configuration is another one by now: then somebody else decides.
+    pub(super) async fn in_epoch<T: Send + 'static>(
+        &self,
+        epoch: Epoch,
+        extent: ExtentId,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, DataError> {
+        let id = self.partition;
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let start = move |disk: &mut Disk| -> Result<(), DataError> {
+            let partition = disk.partitions.get(&id).ok_or(DataError::WrongPartition)?;
+            partition.check_epoch(epoch)?;
+            disk.workers.ordered((id, extent), move || drop(sender.send(job())), |_, ()| {});
+            Ok(())
+        };
+        let started = self.shared.ask_disk(self.disk, start).await;
+        started.ok_or(DataError::Busy)??;
+        receiver.await.map_err(|_| DataError::Busy)
+    }
+
     pub(super) async fn on_extent<T: Send + 'static>(
         &self,
         extent: ExtentId,
@@ -192,6 +216,13 @@ impl Filling {
         self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
         receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)
     }
+}
+
+/// An extent that is being filled because the primary said so, and who waits for it.
+pub(crate) struct Fill {
+    epoch: Epoch,
+    length: u64,
+    waiting: Vec<Reply>,
 }
 
 /// Makes the extent if it is missing, and opens it if it is sealed. Of one that is longer than it is to be the
@@ -288,8 +319,13 @@ impl Disk {
             Err(error) => return answer_done(reply, Err(error)),
         };
         partition.backup.forget(extent);
-        if let Some(waiting) = partition.filling.get_mut(&extent) {
-            return waiting.push(reply);
+        match partition.filling.get_mut(&extent) {
+            Some(fill) if (fill.epoch, fill.length) == (epoch, length) => {
+                return fill.waiting.push(reply);
+            }
+            // It ends when it notices that it is of an epoch that is over.
+            Some(_) => return answer_done(reply, Err(DataError::Busy)),
+            None => {}
         }
         let store = Arc::clone(&partition.store);
         let new = NewExtent { id: extent, epoch: appended, inode, session };
@@ -321,11 +357,11 @@ impl Disk {
     ) {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let waiting = partition.filling.entry(new.id).or_default();
-        waiting.push(reply);
-        if waiting.len() > 1 {
-            return;
+        let epoch = partition.configuration.epoch;
+        if let Some(fill) = partition.filling.get_mut(&new.id) {
+            return fill.waiting.push(reply);
         }
+        partition.filling.insert(new.id, Fill { epoch, length, waiting: vec![reply] });
         tokio::task::spawn_local(async move {
             let result = filling.fill(new, length, source).await;
             if let Err(error) = &result {
@@ -339,7 +375,7 @@ impl Disk {
 
     fn filled(&mut self, id: PartitionId, extent: ExtentId, result: &Result<(), DataError>) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        for reply in partition.filling.remove(&extent).unwrap_or_default() {
+        for reply in partition.filling.remove(&extent).into_iter().flat_map(|fill| fill.waiting) {
             answer_done(reply, result.clone());
         }
     }

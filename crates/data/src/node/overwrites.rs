@@ -28,6 +28,8 @@ const MARK_WAIT: Duration = Duration::from_secs(3);
 const MARK_PAUSE: Duration = Duration::from_millis(5);
 /// Between tries to get from another replica what an overwrite could not do here.
 const REPAIR_PAUSE: Duration = Duration::from_millis(100);
+/// So many times in a row, about a minute, nobody has what an overwrite needs and the disk cannot read: it is lost.
+const REFUSALS_MAX: u32 = 600;
 
 /// An overwrite that came out of the log.
 struct CommittedOverwrite {
@@ -35,6 +37,8 @@ struct CommittedOverwrite {
     offset: u64,
     bytes: Bytes,
     checksums: Vec<u32>,
+    /// How often in a row no other replica had what this one could not do.
+    refusals: u32,
 }
 
 /// How applying an overwrite went on a disk thread.
@@ -145,7 +149,7 @@ impl Disk {
             Payload::Data(data) => match decode_entry(&data) {
                 Some((EntryHead::Overwrite { extent, offset, checksums }, bytes)) => {
                     partition.applying.borrow_mut().begin(index, Some(extent));
-                    let it = CommittedOverwrite { extent, offset, bytes, checksums };
+                    let it = CommittedOverwrite { extent, offset, bytes, checksums, refusals: 0 };
                     return self.apply_overwrite(id, entry.position, it);
                 }
                 Some((EntryHead::Configure(configuration), _)) => Some(configuration),
@@ -204,7 +208,7 @@ impl Disk {
         &mut self,
         id: PartitionId,
         position: LogPosition,
-        it: CommittedOverwrite,
+        mut it: CommittedOverwrite,
     ) {
         let (extent, range) = (it.extent, (it.offset, it.bytes.len() as u64));
         self.repair_then(id, extent, range, position.index, move |disk, repaired| {
@@ -212,6 +216,11 @@ impl Disk {
                 return disk.entry_applied(id, position, Some(extent), Ok(()));
             };
             tracing::debug!(partition = %id, %extent, %error, "an overwrite waits for another replica");
+            let is_nowhere = matches!(error, DataError::Doubtful { .. });
+            it.refusals = if is_nowhere { it.refusals + 1 } else { 0 };
+            if it.refusals >= REFUSALS_MAX {
+                return disk.lose_overwritten(id, position, it);
+            }
             let (shared, index) = (Rc::clone(&disk.shared), disk.index);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(REPAIR_PAUSE).await;
@@ -219,6 +228,36 @@ impl Disk {
                 shared.ask_disk(index, again).await;
             });
         });
+    }
+
+    /// A sector that cannot be read for long, and that nobody else has: without an end to that the log would
+    /// grow for ever, and nothing else of the extent be served.
+    fn lose_overwritten(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        mut it: CommittedOverwrite,
+    ) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let (store, extent) = (Arc::clone(&partition.store), it.extent);
+        let (offset, length) = (it.offset, it.bytes.len() as u64);
+        self.workers.ordered(
+            (id, extent),
+            move || store.lose_unreadable(extent, offset, length),
+            move |disk, lost| match lost {
+                Ok(blocks) if !blocks.is_empty() => {
+                    disk.entry_applied(id, position, Some(extent), Ok(()));
+                    for block in blocks {
+                        disk.repair_block(id, extent, block);
+                    }
+                }
+                lost => {
+                    tracing::debug!(partition = %id, %extent, ?lost, "an overwrite waits on");
+                    it.refusals = 0;
+                    disk.overwrite_again(id, position, it);
+                }
+            },
+        );
     }
 
     /// What hindered an overwrite may be over, at all replicas that wait for each other: it is tried
@@ -398,7 +437,7 @@ impl Disk {
 /// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
 /// it: those are fetched only from replicas that have applied at least as much of the log.
 fn apply(store: &ExtentStore, it: &CommittedOverwrite, overwriting: Overwriting) -> Applied {
-    let CommittedOverwrite { extent, offset, bytes, checksums } = it;
+    let CommittedOverwrite { extent, offset, bytes, checksums, .. } = it;
     let (extent, offset) = (*extent, *offset);
     let whole = Checksums::of_payload(checksums);
     let once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {

@@ -16,6 +16,7 @@ use crate::offers::Offers;
 use crate::overwrite::Applying;
 use crate::store::ExtentStore;
 
+use super::fill::Fill;
 use super::lost::LostBlocks;
 use super::state::PartitionState;
 use super::workers::Continuation;
@@ -172,8 +173,8 @@ pub(crate) struct Partition {
     pub is_installing: bool,
     /// Making replicas equal.
     pub alignment: Alignment,
-    /// Extents that are being filled here, and who waits for it.
-    pub filling: BTreeMap<ExtentId, Vec<Reply>>,
+    /// Extents that are being filled here.
+    pub filling: BTreeMap<ExtentId, Fill>,
     /// Blocks that are being repaired here.
     pub repairing: BTreeSet<(ExtentId, u64)>,
     /// Held by every task that fetches bytes for this replica.

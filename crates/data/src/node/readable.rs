@@ -15,6 +15,7 @@ use crate::alignment::Claim;
 use crate::store::{ExtentStore, StoreError};
 
 use super::align::Run;
+use super::disk::Disk;
 use super::fetch::BEHIND_PAUSE;
 
 /// Bytes read at once.
@@ -172,11 +173,30 @@ impl Run {
             return Err(DataError::Busy);
         }
         let read = move |store: &ExtentStore| match store.read_for_repair(extent, at, wanted) {
-            Err(StoreError::ReadFailed { .. }) => Err(StoreError::Busy),
-            read => read.map(|found| found.hole + found.stored.bytes.len() as u64),
+            Err(StoreError::ReadFailed { block, .. }) => Ok(Err(block)),
+            read => read.map(|found| Ok(found.hole + found.stored.bytes.len() as u64)),
         };
-        let got = self.filling.on_extent(extent, read).await?;
-        if got > 0 { Ok(got) } else { Err(DataError::NotHere) }
+        match self.filling.on_extent(extent, read).await? {
+            Ok(0) => Err(DataError::NotHere),
+            Ok(got) => Ok(got),
+            Err(block) if self.is_lost_here(extent, block).await => {
+                Err(DataError::Corrupt { block })
+            }
+            Err(_) => Err(DataError::Busy),
+        }
+    }
+
+    /// Whether a block that this disk cannot read is known to be nowhere else. If not, that is found out.
+    async fn is_lost_here(&self, extent: ExtentId, block: u64) -> bool {
+        let id = self.filling.partition;
+        let look = move |disk: &mut Disk| {
+            let lost = disk.partitions.get(&id)?.lost.contains(extent, block);
+            if !lost {
+                disk.repair_block(id, extent, block);
+            }
+            Some(lost)
+        };
+        self.filling.shared.ask_disk(self.filling.disk, look).await.flatten().unwrap_or(false)
     }
 }
 

@@ -107,6 +107,10 @@ impl Disk {
             if extents.len() > FLUSH_EXTENTS_MAX {
                 return Err(DataError::Invalid);
             }
+            // What one disk has is not safe, whoever took it before.
+            if partition.configuration.members.len() < 2 {
+                return Err(DataError::ReadOnly);
+            }
             Ok((Arc::clone(&partition.store), partition.state.relaxed))
         });
         let store = match checked {
@@ -255,9 +259,15 @@ impl Disk {
                 // Who asks has to have these bytes from here before its partition goes on.
                 let note = move |disk: &mut Disk| {
                     disk.note_damage(id, extent, &error);
+                    let is_lost = |block| {
+                        let partition = disk.partitions.get(&id);
+                        partition.is_some_and(|partition| partition.lost.contains(extent, block))
+                    };
                     let answered = match error {
                         // The asker may take a damaged block for one that nobody has.
-                        StoreError::ReadFailed { block, .. } => DataError::Unsettled { block },
+                        StoreError::ReadFailed { block, .. } if !is_lost(block) => {
+                            DataError::Unsettled { block }
+                        }
                         StoreError::Corrupt { block } | StoreError::Doubtful { block }
                             if is_repeating =>
                         {

@@ -6,7 +6,7 @@ use milpa_types::ExtentId;
 
 use super::extent::{Extent, ExtentParts, State};
 use super::format::{HEADER_OFFSET, Header, Sum};
-use super::{ExtentStore, NewExtent, StoreError, extent_path, lock, write_lock};
+use super::{ExtentStore, NewExtent, StoreError, extent_path, free, lock, write_lock};
 
 /// The file, a first header, and its place in memory. Nothing is flushed here: an extent that a
 /// power failure takes away was never flushed, so nothing was promised.
@@ -37,6 +37,11 @@ pub(super) fn create_extent(store: &ExtentStore, new: NewExtent) -> Result<(), S
     // In this order: who frees it meanwhile finds it, or has left word here. Under the log's lock:
     // a compaction sees the ranges in one of the two places.
     let mut freed = lock(&store.freed);
+    if freed.is_removed(new.id) {
+        drop(freed);
+        free::remove(store, new.id)?;
+        return Err(StoreError::Removed);
+    }
     let dead = freed.take_absent(new.id);
     let mut state = extent.state();
     for (start, end) in dead.iter() {

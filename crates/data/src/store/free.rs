@@ -185,6 +185,8 @@ pub(super) fn punch(
         Err(StoreError::Removed) => return Ok(()),
         file => file?,
     };
+    // Nobody opens the extent and adds to its last block meanwhile.
+    let _writer = lock(&extent.writer);
     let _content = write_lock(&extent.content);
     if extent.check().is_err() {
         return Ok(());
@@ -312,7 +314,7 @@ pub(super) fn after_recovery(store: &ExtentStore) -> Result<(), StoreError> {
 }
 
 /// Takes an extent out of memory and its file out of the directory. The log has it already.
-fn remove(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
+pub(super) fn remove(store: &ExtentStore, id: ExtentId) -> Result<(), StoreError> {
     let extent = write_lock(&store.extents).remove(&id);
     if let Some(extent) = extent {
         let _writer = lock(&extent.writer);

@@ -351,13 +351,29 @@ impl ExtentStore {
         overwrite::settle_doubtful(self, id, block, others)
     }
 
-    /// Takes a block for damaged from now on, whatever its checksum says. Its bytes stay on the disk.
+    /// Takes a block for damaged from now on, whatever its checksum says. Its bytes stay on the disk, unless that
+    /// cannot read them: then there are zeros, which it can.
     ///
     /// # Errors
     ///
     /// As [`ExtentStore::settle_doubtful`].
     pub fn distrust(&self, id: ExtentId, block: u64) -> Result<(), StoreError> {
         overwrite::distrust(self, id, block)
+    }
+
+    /// Takes all blocks of a range for damaged if there is one among them that the disk cannot read. Gives
+    /// them, or none.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::settle_doubtful`].
+    pub fn lose_unreadable(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        length: u64,
+    ) -> Result<Vec<u64>, StoreError> {
+        overwrite::lose_unreadable(self, id, offset, length)
     }
 
     /// Marks an extent overwritten, durably, so that its reads go to the leader (DESIGN.md

@@ -191,10 +191,66 @@ pub(super) fn settle_doubtful(
 }
 
 pub(super) fn distrust(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
-    judge_block(store, id, block, |slot, bytes| {
+    let judged = judge_block(store, id, block, |slot, bytes| {
         let damaged = || Sum { crc: crc32c(bytes), mark: Some(Mark::Damaged) };
         Ok((!matches!(slot, Slot::Freed { .. })).then(damaged))
-    })
+    });
+    match judged {
+        Err(StoreError::ReadFailed { .. }) => write_lost(store, id, block),
+        judged => judged,
+    }
+}
+
+/// Zeros over a block that the disk cannot read, marked as damaged: what is written can be read again.
+fn write_lost(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), StoreError> {
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    let file = store.file(&extent)?;
+    let _writer = lock(&extent.writer);
+    extent.check()?;
+    let _content = write_lock(&extent.content);
+    if extent.state().is_freed(block) {
+        return Ok(());
+    }
+    let length = extent.state().length;
+    let start = block.saturating_mul(BLOCK_BYTES);
+    let held = length.saturating_sub(start).min(BLOCK_BYTES) as usize;
+    let Some(zeros) = [0; BLOCK].get(..held).filter(|zeros| !zeros.is_empty()) else {
+        return Err(StoreError::Shorter { length });
+    };
+    let lost = Sum { crc: crc32c(zeros), mark: Some(Mark::Damaged) };
+    let raw = lost.slot(held as u16).encode(extent.place, block).to_le_bytes();
+    // All of it, else the disk would have to read the rest. What is behind the end is of no consequence.
+    let written = file.write_at(&[0; BLOCK], start);
+    let written = written.and_then(|()| file.write_at(&raw, slot_offset(block)));
+    extent.state().writes += 1;
+    written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
+    extent.slots_written(&store.disk, block, &raw, false);
+    let mut state = extent.state();
+    state.torn.remove(&block);
+    if start + BLOCK_BYTES > length {
+        state.tail = lost;
+    }
+    Ok(())
+}
+
+pub(super) fn lose_unreadable(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<Vec<u64>, StoreError> {
+    let held = store.extent(id)?.state().length;
+    let end = offset.saturating_add(length).min(held);
+    let blocks = offset / BLOCK_BYTES..block_count(end);
+    let is_unreadable = |block: u64| {
+        let read = judge_block(store, id, block, |_, _| Ok(None));
+        matches!(read, Err(StoreError::ReadFailed { .. }))
+    };
+    if !blocks.clone().any(is_unreadable) {
+        return Ok(Vec::new());
+    }
+    blocks.map(|block| distrust(store, id, block).map(|()| block)).collect()
 }
 
 /// Gives a block the slot that is found for what its slot says and the disk holds; none: it stays.

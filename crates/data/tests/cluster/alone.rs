@@ -1,9 +1,10 @@
 //! One of two members is lost for good, and the other one goes on (docs/decisions/0007).
 
-use milpa_types::{DataError, NodeId};
-use milpa_wire::data::{AppendTarget, Configuration};
+use bytes::Bytes;
+use milpa_types::{DataError, Epoch, NodeId};
+use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
 
-use super::nodes::{self, configuration, pattern};
+use super::nodes::{self, PARTITION, configuration, pattern};
 use super::run;
 
 /// Goal: the survivor has what was appended and overwritten, acknowledged by the two; while it is alone
@@ -28,6 +29,10 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
             assert_eq!(over, Err(DataError::ReadOnly));
             let more = cluster.append(1, 3, AppendTarget::New { token: 2 }, &bytes).await;
             assert_eq!(more, Err(DataError::ReadOnly));
+            let extents = vec![(extent, 300_000)];
+            let flush = DataRequest::Flush { partition: PARTITION, epoch: Epoch(3), extents };
+            let flushed = cluster.ask(&cluster.as_client, 1, &flush, Bytes::new()).await;
+            assert_eq!(flushed.map(drop), Err(DataError::ReadOnly));
             cluster.kill_node(1).await;
             cluster.start_node(1).await;
         }

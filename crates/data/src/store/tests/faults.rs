@@ -2,6 +2,8 @@
 
 use std::sync::Barrier;
 
+use milpa_types::BLOCK_BYTES;
+
 use super::super::memory_files::{Call, Fault};
 use super::*;
 
@@ -218,6 +220,32 @@ fn an_unreadable_block_in_a_long_read_is_named() {
         );
     }
     assert_eq!(world.read(0, 40_000).unwrap(), pattern(1, 40_000));
+}
+
+/// A sector that cannot be read is given up only when it is known that nobody has what it held; then it is
+/// written, and can be read again.
+#[test]
+fn a_block_that_cannot_be_read_is_lost_when_it_is_given_up() {
+    let world = World::with_extent();
+    let bytes = pattern(1, 18_000);
+    world.append(&bytes).unwrap();
+    world.flush().unwrap();
+    assert_eq!(world.store.lose_unreadable(LARGE, 4_000, 10_000).unwrap(), [0u64; 0]);
+    assert_eq!(world.read(0, 18_000).unwrap(), bytes);
+    for (at, lost) in [(4_000, vec![0, 1]), (16_500, vec![4])] {
+        world.files.fail(Fault { call: Call::Read, after: 0, errno: EIO });
+        assert_eq!(world.store.lose_unreadable(LARGE, at, 500).unwrap(), lost);
+    }
+    world.files.fail(Fault { call: Call::Read, after: 0, errno: EIO });
+    world.store.distrust(LARGE, 2).unwrap();
+    world.flush().unwrap();
+    let world = world.crash(7);
+    assert_eq!(world.length(LARGE), 18_000);
+    for block in [0, 1, 2, 4] {
+        let read = world.read(block * BLOCK_BYTES, 1);
+        assert!(matches!(read, Err(StoreError::Corrupt { block: found }) if found == block));
+    }
+    assert_eq!(world.read(12_288, 4_096).unwrap(), bytes[12_288..16_384]);
 }
 
 /// Threads that flush one extent at once share flushes, and all their bytes are there.
