@@ -106,6 +106,13 @@ mod tests {
     }
 
     #[test]
+    fn the_first_format_of_a_partition_s_label_is_read() {
+        let label = all().into_iter().find(|decoder| decoder.name == "partition-label-2").unwrap();
+        let read = (label.again)(include_bytes!("../golden/partition-label"));
+        assert_eq!(read.unwrap(), (label.sample)(0));
+    }
+
+    #[test]
     fn golden_files_are_read_and_written_as_ever() {
         let golden = |decoder: &&Decoder| decoder.name != "store";
         milpa_wire::decoder::check_all_golden(

@@ -49,7 +49,7 @@ pub(crate) fn all() -> Vec<Decoder> {
             seal: |b| piece_seal(b),
         },
         Decoder {
-            name: "partition-label",
+            name: "partition-label-2",
             sample: label,
             again: label_again,
             seal: |b| label_seal(b),
@@ -185,7 +185,7 @@ fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn label_seal(bytes: &mut [u8]) {
-    put(bytes, 0, b"MLPSTOR1");
+    put(bytes, 0, b"MLPSTOR2");
     let crc = bytes.get(..16).map(crc32c).unwrap_or_default();
     put(bytes, 16, &crc.to_le_bytes());
 }

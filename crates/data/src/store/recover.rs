@@ -28,7 +28,9 @@ use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
 const LABEL: &str = "label";
 const LABEL_NEW: &str = "label.new";
 pub(super) const LABEL_BYTES: usize = 32;
-const LABEL_MAGIC: [u8; 8] = *b"MLPSTOR1";
+const LABEL_MAGIC: [u8; 8] = *b"MLPSTOR2";
+/// Of partitions whose checksum slots have no marks: who reads only those would take a marked block for whole.
+const LABEL_MAGIC_1: [u8; 8] = *b"MLPSTOR1";
 /// Blocks read at once while a prefix is looked for: 256 KiB.
 const STRIDE: u64 = 64;
 /// How often an extent is read before its file counts as unreadable.
@@ -171,6 +173,9 @@ fn check_label(
         let path = directory.to_owned();
         return Err(OpenError::WrongPartition { path, found, expected: partition });
     }
+    if bytes[..8] == LABEL_MAGIC_1 {
+        return write_label(disk, directory, partition).map_err(failed);
+    }
     Ok(())
 }
 
@@ -188,7 +193,7 @@ pub(super) fn decode_label(bytes: &[u8; LABEL_BYTES]) -> Result<PartitionId, Bad
     if u32_at(bytes, 16) != crc32c(&bytes[..16]) {
         return Err(BadLabel::Damaged);
     }
-    if bytes[..8] != LABEL_MAGIC {
+    if bytes[..8] != LABEL_MAGIC && bytes[..8] != LABEL_MAGIC_1 {
         return Err(BadLabel::Version);
     }
     Ok(PartitionId(u64_at(bytes, 8)))

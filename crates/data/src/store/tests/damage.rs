@@ -1,6 +1,7 @@
 //! Bit rot, misdirected writes, stale files: noticed, never served.
 
 use milpa_types::BLOCK_BYTES;
+use milpa_wire::frame::crc32c;
 use proptest::prelude::*;
 
 use super::super::format::{HEADER_OFFSET, slot_offset};
@@ -422,5 +423,26 @@ fn what_is_flushed_behind_a_lost_block_stays() {
         assert_eq!(world.length(LARGE), 17_288, "{seed}");
         assert_eq!(world.read(12_288, 5_000).unwrap(), pattern(3, 5_000), "{seed}");
         assert!(matches!(world.read(8_192, 1), Err(StoreError::Corrupt { block: 2 })), "{seed}");
+    }
+}
+
+/// A store of the first version is taken over: its label says so from then on.
+#[test]
+fn a_label_of_the_first_version_is_replaced() {
+    let (world, bytes) = built();
+    let path = directory().join("label");
+    let file = super::super::files::StoreFiles::open(&world.files, &path).unwrap();
+    let mut old = [0; 16];
+    file.read_at(&mut old, 0).unwrap();
+    old[7] = b'1';
+    file.write_at(&[&old[..], &crc32c(&old).to_le_bytes()].concat(), 0).unwrap();
+    let mut world = world.kill();
+    for _ in 0..2 {
+        let mut label = [0; 8];
+        let file = super::super::files::StoreFiles::open(&world.files, &path).unwrap();
+        file.read_at(&mut label, 0).unwrap();
+        assert_eq!(&label, b"MLPSTOR2");
+        assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+        world = world.crash(5);
     }
 }

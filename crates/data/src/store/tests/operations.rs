@@ -398,7 +398,7 @@ fn a_damaged_label_is_written_anew() {
 fn a_label_of_another_version_is_refused() {
     let world = World::with_extent();
     let mut label = recover::encode_label(PARTITION);
-    label[7] = b'2';
+    label[7] = b'3';
     let crc = milpa_wire::frame::crc32c(&label[..16]);
     label[16..20].copy_from_slice(&crc.to_le_bytes());
     let file = world.files.open(&directory().join("label")).unwrap();
