@@ -128,6 +128,10 @@ impl Disk {
         }
         tracing::info!(partition = %id, epoch = %configuration.epoch,
             members = ?configuration.members, primary = %configuration.primary, "configuration");
+        let is_member = |node: &NodeId| configuration.members.contains(node);
+        if !partition.configuration.members.iter().all(is_member) {
+            partition.licence.dropped(now_ms());
+        }
         partition.configuration = configuration.clone();
         partition.marked_everywhere.clear();
         // Other members may have what those of before did not.

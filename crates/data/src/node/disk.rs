@@ -193,6 +193,7 @@ impl Disk {
         }
         self.driver.multi.tick(now);
         self.tick_appends(now);
+        self.tick_licences(now);
         self.tick_overwrites(now);
         for partition in self.partitions.values_mut() {
             partition.watch_repeating(now);

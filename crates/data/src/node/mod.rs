@@ -23,6 +23,7 @@ mod fill;
 mod freed;
 mod heartbeat;
 mod leave;
+mod licence;
 mod lost;
 mod metrics;
 mod offering;

@@ -25,6 +25,7 @@ use crate::store::files::DiskFiles;
 use crate::store::{ExtentStore, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
+use super::licence::Licence;
 use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
@@ -297,6 +298,7 @@ impl Disk {
         let ids_next = state.ids_until;
         let mut partition = Partition::new(node, store, state, ids_next, &self.shared.config);
         partition.broken = broken;
+        partition.licence = Licence::of_found(now_ms());
         if let Some(status) = self.driver.multi.status(id) {
             partition.repeated_until = status.last_index;
             partition.applying.borrow_mut().jump(status.applied);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_host::clock::now_us;
+use milpa_host::clock::{now_ms, now_us};
 use milpa_host::rpc::Reply;
 use milpa_raft::{Committed, LogPosition, Payload, ProposeError, RoleChange};
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
@@ -330,8 +330,10 @@ impl Disk {
             return done(reply);
         }
         let configuration = partition.configuration.clone();
+        let of_others = partition.licence.of_others(now_ms());
         let (shared, disk, node) = (Rc::clone(&self.shared), self.index, self.shared.node);
         tokio::task::spawn_local(async move {
+            tokio::time::sleep(of_others).await;
             for member in configuration.members.iter().filter(|member| **member != node) {
                 let asked = marked(&shared, id, configuration.epoch, extent, *member);
                 if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
@@ -358,6 +360,9 @@ impl Disk {
             leader = ?change.leader, "Raft role");
         (partition.role, partition.term) = (change.role, change.term);
         partition.leader = change.leader;
+        if change.leader.is_none() {
+            partition.licence.revoke();
+        }
     }
 
     /// Deadlines of proposals, and checkpoints that are due.

@@ -17,6 +17,7 @@ use crate::overwrite::Applying;
 use crate::store::ExtentStore;
 
 use super::fill::Fill;
+use super::licence::Licence;
 use super::lost::LostBlocks;
 use super::state::PartitionState;
 use super::workers::Continuation;
@@ -163,6 +164,8 @@ pub(crate) struct Partition {
     pub repeated_until: u64,
     /// Where that stands, and since when, if it does not move.
     pub standing: Option<(u64, u64)>,
+    /// Whether readers are answered here.
+    pub licence: Licence,
     /// Own proposals by index.
     pub proposals: BTreeMap<u64, Proposal>,
     /// Extents that all members of the epoch have marked as overwritten.

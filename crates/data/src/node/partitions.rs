@@ -23,6 +23,7 @@ use crate::store::{ExtentStore, RecoveryReport};
 
 use super::appends::BATCH_BYTES_MAX;
 use super::disk::Disk;
+use super::licence::Licence;
 use super::lost::LostBlocks;
 use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
 use super::state::{PartitionState, state_path};
@@ -96,6 +97,7 @@ impl Partition {
             applying: Rc::new(RefCell::new(Applying::new(state.applied))),
             repeated_until: 0,
             standing: None,
+            licence: Licence::default(),
             proposals: BTreeMap::new(),
             marked_everywhere: BTreeSet::new(),
             checkpoint: Checkpoint::default(),

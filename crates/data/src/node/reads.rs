@@ -63,6 +63,7 @@ impl Disk {
         // A process that was stopped wakes up with frames unread.
         let fresh = now.saturating_sub(ticked) < HEARD_MS;
         match heard_leader {
+            _ if !partition.licence.holds(partition.configuration.epoch) => Err(DataError::Busy),
             Some(heard) if fresh && now.saturating_sub(heard) < HEARD_MS => Ok(false),
             _ => Err(DataError::Busy),
         }

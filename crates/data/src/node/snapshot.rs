@@ -15,6 +15,7 @@ use crate::store::StoreError;
 
 use super::disk::Disk;
 use super::fill::Filling;
+use super::licence::in_force;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
@@ -165,7 +166,10 @@ async fn configuration_with_us(
     for _ in 0..REPORT_TRIES {
         let configuration = configuration_at(filling, leader).await?;
         let Configuration { members, learners, .. } = &configuration;
-        if members.contains(&node) || learners.contains(&node) {
+        let names_us = members.contains(&node) || learners.contains(&node);
+        let (shared, epoch) = (&filling.shared, configuration.epoch);
+        // A newer one may be below the snapshot too.
+        if names_us && in_force(shared, leader, filling.partition, epoch).await.is_ok() {
             return Ok(configuration);
         }
         tokio::time::sleep(REPORT_PAUSE).await;

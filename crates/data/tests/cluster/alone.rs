@@ -1,5 +1,7 @@
 //! One of two members is lost for good, and the other one goes on (docs/decisions/0007).
 
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, NodeId};
 use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
@@ -49,5 +51,23 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
         assert!(held.get(..300_000) == Some(&bytes[..]));
         cluster.overwrite(&[1, 3], 5, extent, 0, &bytes[..100]).await;
         cluster.append_patiently(1, 5, AppendTarget::New { token: 3 }, &bytes).await;
+    });
+}
+
+/// A member that was dropped, and has not heard of it, answers readers of what it was not told to be
+/// overwritten, for as long as it takes the leader for one: the first overwrite of an extent waits for that.
+#[test]
+fn the_first_overwrite_after_a_member_was_dropped_waits_until_it_answers_no_readers() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let began = Instant::now();
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.overwrite(&[1, 2], 2, extent, 0, &bytes[..100]).await;
+        assert!(began.elapsed() > Duration::from_millis(1_900), "{:?}", began.elapsed());
+        let began = Instant::now();
+        cluster.overwrite(&[1, 2], 2, extent, 0, &bytes[..100]).await;
+        assert!(began.elapsed() < Duration::from_millis(1_900), "{:?}", began.elapsed());
     });
 }
