@@ -189,8 +189,12 @@ impl State {
         if done || !task.is_new_place {
             return Applied::Done;
         }
-        if let Some(record) = self.meta.get_mut(&partition) {
-            record.joining = record.joining.filter(|joining| *joining != task.place.node);
+        if let Some(record) = self.meta.get_mut(&partition)
+            && record.joining == Some(task.place.node)
+        {
+            record.joining = None;
+            // It never voted, so a later one at this place may be made under the same id.
+            record.created.remove(&task.place.node);
         }
         if self.data.contains_key(&partition) {
             return self.drop_replica(partition, task.place.node);

@@ -65,8 +65,10 @@ fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
     let target = usize::from(view.policy.meta_replicas);
     let reason = bad_member(view, record).map(|(_, reason)| reason);
     let few = (record.members.len() < target).then_some(TaskReason::TooFew);
-    // Without a leader nobody can join; a group that is changing has its step planned already.
-    reason.or(few).filter(|_| leader_report(view, record).is_some())
+    // Without a leader nobody can join. A learner that was given up leaves first: made anew, it would
+    // lack what the group believes it to have.
+    let is_ready = |report: &MetaPartitionReport| report.learners.is_empty();
+    reason.or(few).filter(|_| leader_report(view, record).is_some_and(|(_, r)| is_ready(r)))
 }
 
 fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason)> {

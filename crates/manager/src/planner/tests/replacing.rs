@@ -256,6 +256,56 @@ fn a_meta_node_that_is_lost_is_replaced_one_change_at_a_time() {
     assert!(world.meta[&NodeId(102)].is_empty(), "its old replicas are deleted");
 }
 
+/// The story: 104 was taken in for 102, which was dead, and given up when that came back. It stayed
+/// known as created, though its replica was deleted; when 102 died for good, nobody made it again: it
+/// counted as lost at once, and the task was begun and given up for ever.
+#[test]
+fn a_meta_node_that_was_given_up_can_be_taken_in_later() {
+    let mut world = roomy(4, 3);
+    world.down.insert(NodeId(102));
+    let is_made = |world: &World| world.meta.get(&NodeId(104)).is_some_and(|held| !held.is_empty());
+    for _ in 0..200 {
+        if is_made(&world) {
+            break;
+        }
+        world.pass();
+    }
+    assert!(is_made(&world), "104 was asked to join");
+    world.down.clear();
+    world.settle();
+    assert!(world.meta[&NodeId(104)].is_empty(), "it was given up, and its replica deleted");
+    world.down.insert(NodeId(102));
+    world.wait(12_000);
+    world.settle();
+    check_whole_without(&world, NodeId(102));
+}
+
+/// A group that still has the learner that was given up counts on what that one had.
+#[test]
+fn a_learner_that_was_given_up_leaves_before_another_replica_joins() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    for report in world.meta.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.learners = vec![NodeId(104)];
+    }
+    world.down.insert(NodeId(102));
+    world.log.apply(CommandV1::SetNodeState { node: NodeId(102), state: NodeState::Dead });
+    let plan = world.pass();
+    let begun = plan.commands.iter().filter_map(|command| match command {
+        CommandV1::BeginTask(task) => Some(task.partition),
+        _ => None,
+    });
+    assert!(!begun.collect::<Vec<_>>().contains(&partition));
+    let leaves = |step: &Step| match step {
+        Step::SetMembers { partition: of, learners, .. } => *of == partition && learners.is_empty(),
+        _ => false,
+    };
+    assert!(plan.steps.iter().any(leaves), "{:?}", plan.steps);
+    world.wait(14_000);
+    world.settle();
+    check_whole_without(&world, NodeId(102));
+}
+
 #[test]
 fn a_task_that_is_late_or_whose_node_dies_is_given_up_and_planned_anew() {
     let mut world = roomy(3, 5);
