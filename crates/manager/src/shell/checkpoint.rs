@@ -187,8 +187,8 @@ impl CheckpointStore {
         decode(values, &self.path)
     }
 
-    /// Replaces the checkpoint; durable when it returns. Blocks on the disk: call it on a thread
-    /// that may.
+    /// Replaces the checkpoint, unless the one there is newer: the log may have been cut where that
+    /// one stands. Durable when it returns. Blocks on the disk: call it on a thread that may.
     ///
     /// # Errors
     ///
@@ -198,7 +198,10 @@ impl CheckpointStore {
         state: &[u8],
         descriptor: &SnapshotDescriptor,
     ) -> Result<(), CheckpointError> {
-        self.with(|database| write(database, state, descriptor))
+        self.with(|database| match saved_index(database)? {
+            Some(index) if index > descriptor.position.index => Ok(()),
+            _ => write(database, state, descriptor),
+        })
     }
 }
 
@@ -233,6 +236,13 @@ fn write(
     }
     transaction.commit()?;
     Ok(())
+}
+
+/// Where the checkpoint stands; `None` if there is none, or it says nothing that can be read.
+fn saved_index(database: &Database) -> Result<Option<u64>, redb::Error> {
+    let (_, descriptor) = read(database)?;
+    let decode = |bytes: Vec<u8>| milpa_wire::decode::<SnapshotDescriptor>(&bytes).ok();
+    Ok(descriptor.and_then(decode).map(|descriptor| descriptor.position.index))
 }
 
 /// What a checkpoint holds, if all of it is there.
@@ -342,6 +352,22 @@ mod tests {
         bytes[20] ^= 1;
         store.save(&bytes, &descriptor).unwrap();
         assert!(matches!(store.load(), Err(CheckpointError::State { .. })));
+    }
+
+    /// The log is cut where the newer one stands: with the older one the manager would not start.
+    #[test]
+    fn an_older_checkpoint_does_not_take_the_place_of_a_newer_one() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(temp.path()).unwrap();
+        for index in [5, 4] {
+            let mut state = State::new(ClusterId(7));
+            state.skip(index);
+            let position = LogPosition { term: 2, index };
+            let members = Members::new(&[NodeId(1)], &[]);
+            store.save(&state.encode(), &SnapshotDescriptor { position, members }).unwrap();
+        }
+        let (state, descriptor) = store.load().unwrap().unwrap();
+        assert_eq!((state.applied(), descriptor.position.index), (5, 5));
     }
 
     /// redb panics on some pages that rotted: found by `milpa-fuzz`.

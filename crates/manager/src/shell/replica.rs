@@ -65,7 +65,9 @@ pub(super) struct Checkpoints {
     pub(super) store: CheckpointStore,
     /// The last two, newest last: a slow fetch of the older one may go on.
     pub(super) kept: Vec<(SnapshotDescriptor, Bytes)>,
-    is_running: bool,
+    /// The file is being written: with our own state, or with one that is fetched. Never with both:
+    /// the older one would go over the newer one, on which the log already rests.
+    is_busy: bool,
     is_wanted: bool,
     saved_index: u64,
     /// When the first entry that the checkpoint lacks was applied.
@@ -83,7 +85,7 @@ impl Checkpoints {
         Checkpoints {
             store,
             kept: loaded.into_iter().collect(),
-            is_running: false,
+            is_busy: false,
             is_wanted: false,
             saved_index,
             unsaved_since_ms: None,
@@ -123,7 +125,6 @@ pub(super) struct Replica {
     pub(super) planned_pending: usize,
     pub(super) checkpoints: Checkpoints,
     installs: Vec<InstallSnapshot>,
-    is_installing: bool,
     /// Why the process must end.
     pub(super) failure: Option<RunError>,
 }
@@ -161,7 +162,6 @@ impl Replica {
             planned_pending: 0,
             checkpoints: start.checkpoints,
             installs: Vec::new(),
-            is_installing: false,
             failure: None,
         };
         replica.refresh_names();
@@ -319,7 +319,7 @@ impl Replica {
     fn checkpoint_if_due(&mut self, multi: &mut MultiRaft) {
         let checkpoints = &mut self.checkpoints;
         let lacking = self.state.applied().saturating_sub(checkpoints.saved_index);
-        if checkpoints.is_running || lacking == 0 || now_ms() < checkpoints.not_before_ms {
+        if checkpoints.is_busy || lacking == 0 || now_ms() < checkpoints.not_before_ms {
             return;
         }
         let since = *checkpoints.unsaved_since_ms.get_or_insert_with(now_ms);
@@ -331,7 +331,7 @@ impl Replica {
             return;
         }
         let Some(descriptor) = multi.describe(GROUP, self.state.applied()) else { return };
-        (checkpoints.is_running, checkpoints.is_wanted) = (true, false);
+        (checkpoints.is_busy, checkpoints.is_wanted) = (true, false);
         checkpoints.unsaved_since_ms = None;
         let (store, inbox) = (checkpoints.store.clone(), self.inbox.clone());
         let bytes = Bytes::from(self.state.encode());
@@ -356,7 +356,7 @@ impl Replica {
         bytes: Bytes,
         result: Result<(), super::checkpoint::CheckpointError>,
     ) {
-        self.checkpoints.is_running = false;
+        self.checkpoints.is_busy = false;
         if let Err(error) = result {
             if error.is_for_lack_of_space() {
                 warn!(%error, "no space for a checkpoint: the log is kept, and it is tried again");
@@ -376,12 +376,13 @@ impl Replica {
 
     fn install(&mut self, multi: &mut MultiRaft, install: InstallSnapshot) {
         let from = self.managers.get(&install.from).copied();
-        let Some(from) = from.filter(|_| !self.is_installing) else {
+        let Some(from) = from.filter(|_| !self.checkpoints.is_busy) else {
+            // The leader offers it again.
             multi.snapshot_failed(GROUP);
             return;
         };
         info!(manager = %install.from, index = install.snapshot.position.index, "fetching the state");
-        self.is_installing = true;
+        self.checkpoints.is_busy = true;
         let (pool, inbox) = (self.pool.clone(), self.inbox.clone());
         let (store, cluster) = (self.checkpoints.store.clone(), self.state.cluster());
         tokio::task::spawn_local(async move {
@@ -396,7 +397,7 @@ impl Replica {
         multi: &mut MultiRaft,
         result: Result<Box<snapshot::Fetched>, String>,
     ) {
-        self.is_installing = false;
+        self.checkpoints.is_busy = false;
         match result {
             Ok(fetched) => {
                 let snapshot::Fetched { state, descriptor, bytes } = *fetched;
