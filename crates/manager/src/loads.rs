@@ -46,10 +46,15 @@ impl Loads {
         Loads { since_ms: now_ms, nodes: BTreeMap::new() }
     }
 
-    /// Forgives all silence before `now_ms`: the leader itself was not listening (it was stopped,
-    /// or its machine was).
-    pub fn forgive(&mut self, now_ms: u64) {
-        self.since_ms = now_ms;
+    /// The leader itself was not listening for `by_ms` (it was stopped, or its machine was, or it had
+    /// something else to do): that time counts against nobody. What was silent before stays silent:
+    /// a leader that is late again and again would otherwise never find anybody dead.
+    pub fn postpone(&mut self, by_ms: u64, now_ms: u64) {
+        let later = |heard_ms: u64| heard_ms.saturating_add(by_ms).min(now_ms);
+        self.since_ms = later(self.since_ms);
+        for load in self.nodes.values_mut() {
+            load.heard_ms = later(load.heard_ms);
+        }
     }
 
     /// A node registered: it lives, but has reported nothing.
@@ -197,7 +202,16 @@ mod tests {
         loads.register(NodeId(101), 6_000);
         assert!(loads.is_heard(NodeId(101), 7_999, 2_000));
         assert!(!loads.is_heard(NodeId(101), 8_000, 2_000));
-        loads.forgive(9_000);
-        assert_eq!(loads.heard_ms(NodeId(101)), 9_000);
+    }
+
+    #[test]
+    fn only_the_time_not_listened_is_forgiven() {
+        let mut loads = Loads::new(5_000);
+        loads.register(NodeId(101), 6_000);
+        loads.register(NodeId(102), 8_900);
+        loads.postpone(2_000, 9_000);
+        assert_eq!(loads.heard_ms(NodeId(101)), 8_000);
+        assert_eq!(loads.heard_ms(NodeId(102)), 9_000, "not in the time to come");
+        assert_eq!(loads.heard_ms(NodeId(103)), 7_000, "never heard");
     }
 }

@@ -12,6 +12,7 @@ use super::event::{Event, Responder};
 use super::metrics::metrics;
 use super::replica::{Replica, Then};
 use super::steps;
+use crate::config::Policy;
 use crate::core::{CommandV1, VolumeState};
 use crate::loads::Loads;
 use crate::planner::{self, Step, StepKey, View, growth, lacking};
@@ -32,6 +33,32 @@ pub(super) struct Waiting {
     pub(super) is_creation: bool,
 }
 
+/// When passes were.
+struct Pace {
+    began_ms: u64,
+    ended_ms: u64,
+}
+
+impl Pace {
+    fn new(now_ms: u64) -> Pace {
+        Pace { began_ms: now_ms, ended_ms: now_ms }
+    }
+
+    /// Whether it is time for a pass. Measured from the end of the last one: however long passes
+    /// take, between two of them the leader listens.
+    fn is_due(&self, policy: &Policy, is_wanted: bool, now_ms: u64) -> bool {
+        let since_ms = now_ms.saturating_sub(self.ended_ms);
+        since_ms >= PASS_GAP_MS && (is_wanted || since_ms >= policy.pass_interval_ms)
+    }
+
+    /// For how long before `now_ms` the leader was not listening; zero if it is as usual. Measured
+    /// from the beginning of the last pass: during it nobody is heard.
+    fn not_listened_ms(&self, policy: &Policy, now_ms: u64) -> u64 {
+        let usual_ms = (policy.pass_interval_ms * 2).max(policy.silence_period_ms / 4);
+        now_ms.saturating_sub(self.began_ms).saturating_sub(usual_ms)
+    }
+}
+
 /// The memory of a leader. Gone when it steps down.
 pub(super) struct Leadership {
     /// The term led in.
@@ -46,7 +73,7 @@ pub(super) struct Leadership {
     pub(super) waiting: Vec<Waiting>,
     /// What the last pass could not do.
     pub(super) problems: Vec<String>,
-    last_pass_ms: u64,
+    pace: Pace,
     passes: u64,
     in_flight: BTreeMap<StepKey, Option<NodeId>>,
     failures: BTreeMap<StepKey, String>,
@@ -61,7 +88,7 @@ impl Leadership {
             pass_wanted: true,
             waiting: Vec::new(),
             problems: Vec::new(),
-            last_pass_ms: now_ms,
+            pace: Pace::new(now_ms),
             passes: 0,
             in_flight: BTreeMap::new(),
             failures: BTreeMap::new(),
@@ -105,7 +132,7 @@ impl Leadership {
 pub(super) fn view_of<'a>(
     state: &'a crate::core::State,
     leadership: &'a Leadership,
-    policy: &'a crate::config::Policy,
+    policy: &'a Policy,
 ) -> View<'a> {
     let seed = leadership.term.rotate_left(32) ^ leadership.passes;
     View { state, loads: &leadership.loads, policy, now_ms: now_ms(), unix_ms: unix_ms(), seed }
@@ -121,22 +148,27 @@ impl Replica {
     /// Runs a pass when its time has come, or something has changed.
     pub(super) fn pass_if_due(&mut self, multi: &mut MultiRaft) {
         let Some(leadership) = &mut self.leadership else { return };
-        let since_ms = now_ms().saturating_sub(leadership.last_pass_ms);
-        let interval_ms = self.config.policy.pass_interval_ms;
-        if since_ms < PASS_GAP_MS || (since_ms < interval_ms && !leadership.pass_wanted) {
+        let (policy, now) = (&self.config.policy, now_ms());
+        if !leadership.pace.is_due(policy, leadership.pass_wanted, now) {
             return;
         }
-        // We were not running: that nothing was heard is our fault, not the nodes'.
-        if since_ms > (interval_ms * 2).max(self.config.policy.silence_period_ms / 4) {
-            warn!(since_ms, "this manager was stopped or starved; nobody is judged for that time");
-            leadership.loads.forgive(now_ms());
+        let not_listened_ms = leadership.pace.not_listened_ms(policy, now);
+        if not_listened_ms > 0 {
+            warn!(
+                not_listened_ms,
+                "this manager was stopped or starved; nobody is judged for that time"
+            );
+            leadership.loads.postpone(not_listened_ms, now);
         }
-        leadership.last_pass_ms = now_ms();
+        leadership.pace.began_ms = now;
         leadership.pass_wanted = false;
         self.answer_waiting();
         // Plans rest on the state: those of the last pass must be in it first.
         if self.planned_pending == 0 {
             self.pass(multi);
+        }
+        if let Some(leadership) = &mut self.leadership {
+            leadership.pace.ended_ms = now_ms();
         }
     }
 
@@ -329,5 +361,64 @@ impl Replica {
         let other = self.leader.filter(|leader| *leader != self.own);
         let leader = other.and_then(|leader| self.managers.get(&leader)).copied();
         ManagerError::NotLeader { leader }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEARD: NodeId = NodeId(101);
+    const LOST: NodeId = NodeId(102);
+
+    /// Passes of a length, for a minute: one node is heard between any two, another one never. How
+    /// long each was silent at the most.
+    fn silences(policy: &Policy, pass_ms: u64) -> [u64; 2] {
+        let (mut pace, mut loads, mut now) = (Pace::new(0), Loads::new(0), 0);
+        loads.register(HEARD, 0);
+        loads.register(LOST, 0);
+        let mut longest = [0, 0];
+        while now < 60_000 {
+            now += if pace.is_due(policy, true, now) { 0 } else { PASS_GAP_MS };
+            loads.register(HEARD, now);
+            loads.postpone(pace.not_listened_ms(policy, now), now);
+            pace = Pace { began_ms: now, ended_ms: now + pass_ms };
+            for (longest, node) in longest.iter_mut().zip([HEARD, LOST]) {
+                *longest = now.saturating_sub(loads.heard_ms(node)).max(*longest);
+            }
+            now += pass_ms;
+        }
+        longest
+    }
+
+    /// The story: a leader forgave all silence when it was late. One whose passes took longer than
+    /// that was always late, so no node ever counted as silent, and nothing was repaired.
+    #[test]
+    fn the_lost_are_silent_however_long_passes_take() {
+        let policy = Policy::default();
+        for pass_ms in [0, 100, 600, 3_000] {
+            let [heard, lost] = silences(&policy, pass_ms);
+            assert!(lost >= policy.silence_period_ms, "passes of {pass_ms} ms: {lost}");
+            assert!(heard < policy.silence_period_ms, "passes of {pass_ms} ms: {heard}");
+        }
+    }
+
+    #[test]
+    fn a_stopped_leader_judges_nobody_for_that_time() {
+        let (policy, mut loads) = (Policy::default(), Loads::new(0));
+        let pace = Pace::new(1_000);
+        loads.register(HEARD, 900);
+        let now = 3_600_000;
+        loads.postpone(pace.not_listened_ms(&policy, now), now);
+        assert!(now - loads.heard_ms(HEARD) < policy.silence_period_ms);
+    }
+
+    #[test]
+    fn between_two_passes_the_leader_listens() {
+        let (policy, pace) = (Policy::default(), Pace { began_ms: 0, ended_ms: 5_000 });
+        assert!(!pace.is_due(&policy, true, 5_000 + PASS_GAP_MS - 1));
+        assert!(pace.is_due(&policy, true, 5_000 + PASS_GAP_MS));
+        assert!(!pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms - 1));
+        assert!(pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms));
     }
 }
