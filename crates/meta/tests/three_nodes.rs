@@ -16,7 +16,8 @@ use milpa_types::{
     VolumeOptions,
 };
 use milpa_wire::meta::{
-    MetaAnswer, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish, StateMark,
+    MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics, MetaWrite, Publish,
+    StateMark,
 };
 
 const FIRST: PartitionId = PartitionId(100);
@@ -187,13 +188,18 @@ fn a_replica_too_far_behind_fetches_a_snapshot() {
     cluster.equal_hashes(FIRST);
 }
 
-/// The last mark of a replica in its node's report.
-fn mark(cluster: &Cluster, node: usize) -> Option<StateMark> {
+/// What a node says of the first partition it holds.
+fn report(cluster: &Cluster, node: usize) -> Option<MetaPartitionReport> {
     let to = cluster.manager.address_of(cluster.nodes[node].id);
     let Ok(MetaAnswer::Report(report)) = cluster.manager.ask(to, &MetaRequest::Report) else {
         return None;
     };
-    report.partitions.first()?.marks.last().copied()
+    report.partitions.into_iter().next()
+}
+
+/// The last mark of a replica in its node's report.
+fn mark(cluster: &Cluster, node: usize) -> Option<StateMark> {
+    report(cluster, node)?.marks.last().copied()
 }
 
 /// A disk that lies in a way that no checksum shows: the newest snapshot is one of another state.
@@ -249,6 +255,33 @@ fn a_replica_with_another_state_shows_and_can_be_refused() {
     cluster.restart(wrong);
     assert_eq!(ask(&cluster, &hash), Err(MetaError::WrongPartition));
     assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 350);
+}
+
+/// The story: one leads and is given up, the first of the others is down, the last is well. The one
+/// given up handed over to the first, again and again, and nobody could write until that came back.
+#[test]
+fn a_leader_that_is_given_up_hands_over_to_one_that_is_there() {
+    let (mut cluster, mut client) = cluster_with_snapshots(350);
+    let wrong = (cluster.index_of(client.leader(FIRST)) + 1) % 3;
+    cluster.kill(wrong);
+    forge_snapshot(cluster.snapshots_of(wrong, FIRST).last().unwrap());
+    cluster.restart(wrong);
+    let ask = |cluster: &Cluster, node: usize, request: &MetaRequest| {
+        cluster.manager.ask(cluster.manager.address_of(cluster.nodes[node].id), request)
+    };
+    let transfer = MetaRequest::TransferLeader { partition: FIRST, to: cluster.nodes[wrong].id };
+    let report = eventually("the wrong one leads", || {
+        (0..3).for_each(|node| drop(ask(&cluster, node, &transfer)));
+        report(&cluster, wrong).filter(|report| report.leader == Some(cluster.nodes[wrong].id))
+    });
+    let first = report.voters.iter().find(|voter| **voter != cluster.nodes[wrong].id).unwrap();
+    cluster.kill(cluster.index_of(*first));
+    eventually("the wrong one is refused", || {
+        let refuse = MetaRequest::RefuseReplica { partition: FIRST, mark: mark(&cluster, wrong)? };
+        ask(&cluster, wrong, &refuse).ok()
+    });
+    client.create(&cluster, "with the last");
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 351);
 }
 
 /// Bug bank "apply twice after retry": the answer was lost with the leader, the client repeats the

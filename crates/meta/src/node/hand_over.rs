@@ -23,13 +23,24 @@ impl Shell {
         let led: Vec<PartitionId> =
             self.replicas.values().filter(|replica| replica.leads()).map(Replica::id).collect();
         for partition in led {
-            let Some(status) = multi.status(partition) else { continue };
-            let current = status.current();
-            let mut voters = status.members.voters.iter().filter(|node| current.contains(node));
-            if let Some(to) = voters.next() {
-                multi.transfer_leader(partition, *to);
-            }
+            hand_over_group(multi, partition);
         }
+    }
+
+    /// A replica that cannot apply must not lead: it hands over, once a round until it does.
+    pub(crate) fn hand_over_damaged(&self, multi: &mut MultiRaft) {
+        for partition in self.damaged.keys() {
+            hand_over_group(multi, *partition);
+        }
+    }
+}
+
+/// Asks a follower that is there, and has the log, to lead the group, if this node does.
+fn hand_over_group(multi: &mut MultiRaft, partition: PartitionId) {
+    let Some(status) = multi.status(partition) else { return };
+    let current = status.current();
+    if let Some(to) = status.members.voters.iter().find(|node| current.contains(node)) {
+        multi.transfer_leader(partition, *to);
     }
 }
 

@@ -198,21 +198,6 @@ impl Shell {
     }
 }
 
-impl Shell {
-    /// A replica that cannot apply must not lead: it hands over, once a round until it does.
-    pub(crate) fn hand_over_damaged(&self, multi: &mut MultiRaft) {
-        for partition in self.damaged.keys() {
-            let Some(status) = multi.status(*partition) else { continue };
-            let mut others = status.members.voters.iter().filter(|n| **n != self.ctx.node);
-            if status.role == milpa_raft::Role::Leader
-                && let Some(other) = others.next()
-            {
-                multi.transfer_leader(*partition, *other);
-            }
-        }
-    }
-}
-
 /// Hands a frame to Raft; the clock is read after the frame has arrived, as leases demand.
 fn step_frame(multi: &mut MultiRaft, from: NodeId, bytes: Bytes) {
     if let Err(error) = multi.step_frame(from, bytes, now_ms()) {
