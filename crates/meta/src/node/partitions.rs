@@ -153,6 +153,15 @@ impl Shell {
         if let Some(mut replica) = self.replicas.remove(&partition) {
             replica.step_down();
         }
+        self.remove_later(partition);
+        responder.send(&done());
+    }
+
+    /// Removes a deleted partition's directory, not before the log has forgotten the group: a log
+    /// that knows a group without directory tells of a lost definition. Until then none is made in
+    /// its place.
+    pub(crate) fn remove_later(&mut self, partition: PartitionId) {
+        self.deleting.insert(partition);
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
             tokio::time::sleep(REMOVE_AFTER).await;
@@ -160,7 +169,6 @@ impl Shell {
             let _ = jobs::run("partitions", move || store.remove(partition)).await;
             inbox.push(Event::DirectoryRemoved { partition });
         });
-        responder.send(&done());
     }
 
     /// The volume's options changed: proposed in each of its partitions led here, and answered

@@ -121,7 +121,7 @@ impl Shell {
     ) {
         if one.as_ref().is_some_and(|one| one.deleted) {
             multi.remove_group(group);
-            return self.remove_directory(group);
+            return self.remove_later(group);
         }
         if let Some(reason) = refused {
             return self.give_up_replica(group, reason.clone());
@@ -191,5 +191,83 @@ fn start_of(one: &Loaded) -> GroupStart {
             let joins = one.definition.as_ref().is_some_and(|definition| definition.joins);
             GroupStart { applied: if joins { 0 } else { FOUNDED.index }, snapshot: None }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::rc::Rc;
+    use std::sync::Arc;
+
+    use milpa_host::keys::Key;
+    use milpa_host::managers::Managers;
+    use milpa_host::rpc::{Credential, Identity, Pool};
+    use milpa_raft::{LogPosition, Members, RaftConfig, RecoveredGroup};
+    use milpa_types::{ClusterId, MetaSlot, NodeId, Role, VolumeId, VolumeOptions};
+
+    use super::*;
+    use crate::config::MetaNodeConfig;
+    use crate::node::context::Context;
+    use crate::node::inbox::Inbox;
+
+    const NODE: NodeId = NodeId(101);
+    const PARTITION: PartitionId = PartitionId(7);
+
+    fn shell(directory: &std::path::Path) -> Shell {
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let config = MetaNodeConfig::new(directory.to_path_buf(), any, any, Vec::new());
+        let credential = Credential::Cluster(Key::random().unwrap());
+        let pool = Pool::new(Arc::new(Identity::new(Some(ClusterId(7)), Role::Meta, credential)));
+        let managers = Managers::new(pool.clone(), Vec::new());
+        let store = SnapshotStore::open(directory.join("partitions")).unwrap();
+        let inbox = Rc::new(Inbox::default());
+        Shell::new(Rc::new(Context::new(config, NODE, pool, managers, inbox, store)))
+    }
+
+    fn definition() -> CreateMetaPartition {
+        CreateMetaPartition {
+            partition: PARTITION,
+            volume: VolumeId(1),
+            options: VolumeOptions::default(),
+            slot: MetaSlot(0),
+            members: vec![NODE],
+            joins: false,
+        }
+    }
+
+    /// What the log holds of a group that was founded.
+    fn logged() -> Recovered {
+        let group = RecoveredGroup {
+            group: PARTITION,
+            mark: LogPosition { term: 1, index: 1 },
+            members: Members::new(&[NODE], &[]),
+            term: 1,
+            vote: None,
+            commit: 1,
+            entries: Vec::new(),
+        };
+        Recovered { groups: vec![group], ..Recovered::default() }
+    }
+
+    /// The story: the directory of a deleted partition went at the start, before the log had
+    /// forgotten the group. After a crash in between the definition was lost for ever.
+    #[tokio::test]
+    async fn what_is_deleted_goes_after_the_log_has_forgotten_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let store = shell.ctx.store.clone();
+        store.define(&definition()).unwrap();
+        store.mark_deleted(PARTITION).unwrap();
+        let loaded = load_all(&store).unwrap();
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        let recovering = async {
+            shell.recover(&mut multi, loaded, logged());
+            assert!(multi.turn(now_ms()).batch.is_some(), "the log is told");
+            assert_eq!(store.partitions().unwrap(), [PARTITION], "and may not know it yet");
+            assert!(shell.deleting.contains(&PARTITION), "none is made in its place");
+            assert!(shell.replicas.is_empty() && shell.damaged.is_empty());
+        };
+        tokio::task::LocalSet::new().run_until(recovering).await;
     }
 }
