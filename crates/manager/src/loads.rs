@@ -3,7 +3,7 @@
 //! Kept in the leader's memory only. A new leader starts empty and hears everything again within
 //! one heartbeat; until then it judges nobody ([`Loads::heard_ms`]).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{Disk, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
@@ -24,12 +24,22 @@ pub struct NodeLoad {
     pub disks: Vec<Disk>,
     /// Its memory.
     pub memory_bytes: u64,
-    /// Its meta partitions.
+    /// Its meta partitions, but the damaged ones.
     pub meta: BTreeMap<PartitionId, MetaPartitionReport>,
+    /// Meta partitions of which it has a replica that takes no part: lost to its group, and still to
+    /// be deleted.
+    pub meta_damaged: BTreeSet<PartitionId>,
     /// Its data partitions.
     pub data: BTreeMap<PartitionId, DataPartitionReport>,
     /// Data nodes that are slow for it.
     pub slow_peers: Vec<SlowPeer>,
+}
+
+impl NodeLoad {
+    /// Meta partitions of which it has a replica, damaged or not.
+    pub fn meta_held(&self) -> impl Iterator<Item = PartitionId> {
+        self.meta.keys().chain(&self.meta_damaged).copied()
+    }
 }
 
 /// The last heartbeats of all nodes.
@@ -70,12 +80,15 @@ impl Loads {
     /// A heartbeat of a node that the state knows.
     pub fn hear(&mut self, heartbeat: Heartbeat, now_ms: u64) {
         let before = self.nodes.get(&heartbeat.node).and_then(|load| load.reporting_since_ms);
+        let (damaged, meta): (Vec<_>, Vec<_>) =
+            heartbeat.meta.into_iter().partition(|report| report.is_damaged);
         let load = NodeLoad {
             heard_ms: now_ms,
             reporting_since_ms: before.or(Some(now_ms)),
             disks: heartbeat.disks,
             memory_bytes: heartbeat.memory_bytes,
-            meta: heartbeat.meta.into_iter().map(|report| (report.partition, report)).collect(),
+            meta: meta.into_iter().map(|report| (report.partition, report)).collect(),
+            meta_damaged: damaged.into_iter().map(|report| report.partition).collect(),
             data: heartbeat.data.into_iter().map(|report| (report.partition, report)).collect(),
             slow_peers: heartbeat.slow_peers,
         };
@@ -92,6 +105,12 @@ impl Loads {
     #[must_use]
     pub fn report(&self, id: NodeId) -> Option<&NodeLoad> {
         self.nodes.get(&id).filter(|load| load.reporting_since_ms.is_some())
+    }
+
+    /// Whether a node has a damaged replica of a meta partition.
+    #[must_use]
+    pub fn has_damaged_meta(&self, id: NodeId, partition: PartitionId) -> bool {
+        self.report(id).is_some_and(|load| load.meta_damaged.contains(&partition))
     }
 
     /// When a node was last heard. Nobody counts as unheard before this leader listened.

@@ -561,6 +561,59 @@ fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
     assert!(log.exists(), "nothing of the rotten log was thrown away");
 }
 
+/// The story: a damaged replica was in no report, and deleting it was said to be done and was not. Its
+/// log kept the node's log from being cut, long after another replica had taken its place.
+#[test]
+fn a_damaged_replica_shows_and_can_be_deleted() {
+    let mut cluster = Cluster::start(1, |_| {});
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    (0..100).for_each(|n| drop(client.create(&cluster, &format!("f{n:03}"))));
+    let rotten = (cluster.index_of(client.leader(FIRST)) + 1) % 3;
+    cluster.kill(rotten);
+    cluster.rot_log(rotten);
+    cluster.restart(rotten);
+    let damaged = report(&cluster, rotten).expect("it says that it has it");
+    assert!(damaged.is_damaged && damaged.leader.is_none() && damaged.marks.is_empty());
+
+    let to = cluster.manager.address_of(cluster.nodes[rotten].id);
+    let delete = MetaRequest::DeletePartition { partition: FIRST };
+    assert_eq!(cluster.manager.ask(to, &delete), Ok(MetaAnswer::Done));
+    assert_eq!(report(&cluster, rotten), None);
+    // The log has forgotten it: nothing of it comes back, nor is anything damaged.
+    cluster.kill(rotten);
+    cluster.restart(rotten);
+    assert_eq!(report(&cluster, rotten), None);
+    client.create(&cluster, "with two of three");
+}
+
+/// The story: the group of a replica that was given up ran on. What it could not apply was kept in
+/// memory and log, without end.
+#[test]
+fn a_replica_that_is_given_up_leaves_its_group_before_its_log_is_too_long() {
+    let (mut cluster, mut client) = cluster_with_snapshots(350);
+    let leader = cluster.index_of(client.leader(FIRST));
+    let (wrong, other) = ((leader + 1) % 3, (leader + 2) % 3);
+    cluster.kill(wrong);
+    forge_snapshot(cluster.snapshots_of(wrong, FIRST).last().unwrap());
+    cluster.restart(wrong);
+    eventually("the wrong one is refused", || {
+        let refuse = MetaRequest::RefuseReplica { partition: FIRST, mark: mark(&cluster, wrong)? };
+        let to = cluster.manager.address_of(cluster.nodes[wrong].id);
+        cluster.manager.ask(to, &refuse).ok()
+    });
+    // As many entries as a sound replica keeps.
+    (0..100).for_each(|n| drop(client.create(&cluster, &format!("g{n:03}"))));
+    cluster.kill(other);
+    let to = cluster.manager.address_of(cluster.nodes[leader].id);
+    eventually("it acknowledges no more", || {
+        let id = client.next_id(FIRST);
+        let write = create(InodeId::ROOT, &format!("{}", id.sequence), FileKind::File, None);
+        let write = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
+        client.try_once(to, &write, Duration::from_secs(2)).err()
+    });
+}
+
 /// The story (simulation, seed 161): power failed after a new partition's directory was made, and before
 /// its definition was in it. That passed for a lost log, and the replica never came to be.
 #[test]

@@ -285,6 +285,8 @@ pub struct GroupStatus {
     pub last_index: u64,
     /// The last entry durable here.
     pub persisted: u64,
+    /// About how much memory its entries take.
+    pub tail_bytes: usize,
     /// The configuration in force.
     pub members: Members,
     /// The other replicas, if this node leads; else empty.

@@ -629,7 +629,7 @@ pub struct MetaNodeReport {
 }
 
 /// One replica of a meta partition.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MetaPartitionReport {
     /// Which.
     pub partition: PartitionId,
@@ -651,6 +651,9 @@ pub struct MetaPartitionReport {
     pub is_full: bool,
     /// Its state at some log indexes, for the managers to compare.
     pub marks: Vec<StateMark>,
+    /// It takes no part and nothing else is said of it: it is on disk, until the managers know that
+    /// it is not needed and delete it.
+    pub is_damaged: bool,
 }
 
 /// The state of a replica at a log index, in a number: the same for all replicas.

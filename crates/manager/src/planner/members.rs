@@ -42,7 +42,10 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         let kept: Vec<NodeId> = record.members.iter().filter(good).copied().collect();
         let choices = view.policy.choices as usize;
         let (held, seed) = (&record.members, view.seed ^ record.id.0);
-        match place_one(topology, (held, &kept), choices, seed, |node| budget.allows(node)) {
+        // A damaged replica is in the way until it is deleted.
+        let is_free = |node| !view.loads.has_damaged_meta(node, record.id);
+        let allowed = |node| budget.allows(node) && is_free(node);
+        match place_one(topology, (held, &kept), choices, seed, allowed) {
             Ok(Some(place)) => {
                 budget.take(place.node);
                 topology.count(&[place], None);

@@ -224,7 +224,7 @@ fn create_meta(view: View<'_>, record: &MetaRecord, plan: &mut Plan) {
     let Some(volume) = view.state.volume(record.volume) else { return };
     for node in record.members.iter().chain(&record.joining).copied() {
         let Some(load) = reporting(view, node) else { continue };
-        if load.meta.contains_key(&record.id) || record.created.contains(&node) {
+        if holds(load, PartitionKind::Meta, record.id) || record.created.contains(&node) {
             continue;
         }
         let create = CreateMetaPartition {
@@ -301,7 +301,9 @@ fn set_options(view: View<'_>, plan: &mut Plan) {
 
 fn holds(load: &NodeLoad, kind: PartitionKind, partition: PartitionId) -> bool {
     match kind {
-        PartitionKind::Meta => load.meta.contains_key(&partition),
+        PartitionKind::Meta => {
+            load.meta.contains_key(&partition) || load.meta_damaged.contains(&partition)
+        }
         PartitionKind::Data => load.data.contains_key(&partition),
     }
 }
@@ -341,7 +343,7 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
     for node in state.nodes() {
         let Some(load) = reporting(view, node.id) else { continue };
         let node = node.id;
-        for partition in load.meta.keys().copied().filter(is_stray) {
+        for partition in load.meta_held().filter(is_stray) {
             plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
         }
         for partition in load.data.keys().copied().filter(is_stray) {
@@ -351,7 +353,8 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
 }
 
 /// Replicas at places that were dropped, or that their partition never knew: only while it has all
-/// its copies without them, in a configuration that has been adopted.
+/// its copies without them, in a configuration that has been adopted. Damaged ones of meta partitions
+/// too, once others have taken their places.
 fn remove_dropped(view: View<'_>, plan: &mut Plan) {
     let mut whole: std::collections::BTreeMap<PartitionId, bool> = Default::default();
     for node in view.state.nodes() {
@@ -366,7 +369,7 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
                 plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
             }
         }
-        for partition in load.meta.keys().copied() {
+        for partition in load.meta_held() {
             let Some(record) = view.state.meta_partition(partition) else { continue };
             if !record.members.contains(&node)
                 && record.joining != Some(node)

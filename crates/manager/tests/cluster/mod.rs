@@ -287,6 +287,7 @@ impl FakeNode {
                     learners: Vec::new(),
                     current: create.members.clone(),
                     is_full: false,
+                    is_damaged: false,
                     marks: Vec::new(),
                     partition: create.partition,
                     leader: create.members.first().copied(),

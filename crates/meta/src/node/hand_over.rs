@@ -1,4 +1,5 @@
-//! A node that stops cleanly hands its leaderships over first, so that nobody waits for elections.
+//! A node that stops cleanly hands its leaderships over first, so that nobody waits for elections; so
+//! does a replica that was given up.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -6,7 +7,7 @@ use std::time::Duration;
 use milpa_host::clock::Instant;
 use milpa_raft::MultiRaft;
 use milpa_types::{NodeId, PartitionId};
-use tracing::info;
+use tracing::{info, warn};
 
 use super::context::Context;
 use super::inbox::Event;
@@ -27,10 +28,24 @@ impl Shell {
         }
     }
 
-    /// A replica that cannot apply must not lead: it hands over, once a round until it does.
-    pub(crate) fn hand_over_damaged(&self, multi: &mut MultiRaft) {
+    /// Once a round: a replica that cannot apply must not lead, so it hands over until it does not.
+    ///
+    /// If its log is sound it acknowledges entries for a while all the same, since without it there
+    /// may be no majority before another replica is made in its place. But what is never applied is
+    /// never dropped: it leaves the group, here only, when it keeps more than a sound replica does
+    /// between two snapshots.
+    pub(crate) fn retire_damaged(&self, multi: &mut MultiRaft) {
+        let config = &self.ctx.config;
         for partition in self.damaged.keys() {
+            let Some(status) = multi.status(*partition) else { continue };
             hand_over_group(multi, *partition);
+            let unapplied = status.last_index.saturating_sub(status.applied);
+            let is_long = unapplied >= config.snapshot_after_entries
+                || status.tail_bytes as u64 >= config.snapshot_after_bytes;
+            if is_long {
+                warn!(%partition, unapplied, "a damaged replica leaves its group: its log is too long");
+                multi.refuse_group(*partition);
+            }
         }
     }
 }

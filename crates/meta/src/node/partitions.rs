@@ -119,9 +119,10 @@ impl Shell {
         }
     }
 
-    /// Drops the replica of a deleted volume's partition. Repeating the request is harmless.
+    /// Drops the replica of a deleted volume's partition, or one that is not needed any more, damaged
+    /// or not. Repeating the request is harmless.
     pub(crate) fn delete_partition(&mut self, partition: PartitionId, responder: Responder) {
-        if !self.replicas.contains_key(&partition) {
+        if !self.replicas.contains_key(&partition) && !self.damaged.contains_key(&partition) {
             return responder.send(&done());
         }
         if !self.deleting.insert(partition) {
@@ -150,6 +151,7 @@ impl Shell {
         }
         info!(%partition, "partition deleted");
         multi.remove_group(partition);
+        self.damaged.remove(&partition);
         if let Some(mut replica) = self.replicas.remove(&partition) {
             replica.step_down();
         }
@@ -258,7 +260,7 @@ impl Shell {
         }
     }
 
-    /// What is held here. A damaged replica is reported without leader and with nothing applied.
+    /// What is held here. Of a damaged replica no more is said than that it is.
     pub(crate) fn report(&self, multi: &MultiRaft) -> MetaNodeReport {
         let partitions = self.replicas.values().map(|replica| {
             let status = multi.status(replica.id());
@@ -279,9 +281,15 @@ impl Shell {
                 current: status.as_ref().map(GroupStatus::current).unwrap_or_default(),
                 is_full: self.is_full,
                 marks: replica.state_marks(),
+                is_damaged: false,
             }
         });
-        MetaNodeReport { partitions: partitions.collect() }
+        let damaged = self.damaged.keys().map(|partition| MetaPartitionReport {
+            partition: *partition,
+            is_damaged: true,
+            ..MetaPartitionReport::default()
+        });
+        MetaNodeReport { partitions: partitions.chain(damaged).collect() }
     }
 
     /// For operators who compare replicas: any replica answers, with its index.

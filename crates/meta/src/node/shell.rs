@@ -188,7 +188,8 @@ impl Shell {
     }
 
     /// A replica must not go on: its state or log cannot be trusted, or cannot be read by this
-    /// build. It answers nothing from here on.
+    /// build. It answers nothing from here on; how long its group runs on, see
+    /// [`Shell::retire_damaged`].
     pub(crate) fn give_up_replica(&mut self, partition: PartitionId, reason: String) {
         error!(%partition, reason, "a replica cannot take part any more");
         if let Some(mut replica) = self.replicas.remove(&partition) {

@@ -130,6 +130,8 @@ impl SnapshotStore {
     ///
     /// The disk's.
     pub(crate) fn mark_deleted(&self, partition: PartitionId) -> io::Result<()> {
+        // Of a damaged one it may be lost.
+        disk::create_directory(&self.of(partition))?;
         self.mark(partition, DELETED)
     }
 

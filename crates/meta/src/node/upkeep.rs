@@ -97,7 +97,7 @@ impl Upkeep {
         shell.start_freeing(now);
         shell.run_snapshots(multi, now);
         shell.note_started();
-        shell.hand_over_damaged(multi);
+        shell.retire_damaged(multi);
         if shell.leaving {
             shell.hand_over(multi);
         }

@@ -162,6 +162,7 @@ impl World {
                     voters,
                     learners: Vec::new(),
                     is_full: false,
+                    is_damaged: false,
                     marks: Vec::new(),
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),

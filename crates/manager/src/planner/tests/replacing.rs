@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{DiskId, ManagerError, NodeId, NodeState, PartitionId, Role};
+use milpa_wire::meta::MetaPartitionReport;
 use proptest::prelude::*;
 
 use super::{World, is_quiet, nodes};
@@ -254,6 +255,43 @@ fn a_meta_node_that_is_lost_is_replaced_one_change_at_a_time() {
     world.down.clear();
     world.settle();
     assert!(world.meta[&NodeId(102)].is_empty(), "its old replicas are deleted");
+}
+
+/// Damages a replica: its node says that it has it, and nothing else.
+fn damage(world: &mut World, node: NodeId, partition: PartitionId) {
+    let damaged = MetaPartitionReport { partition, is_damaged: true, ..Default::default() };
+    world.meta.get_mut(&node).unwrap().insert(partition, damaged);
+}
+
+/// The story: a damaged replica was in no report, so nobody had it deleted, and its log kept its
+/// node's log from being cut until the disk was full.
+#[test]
+fn a_damaged_meta_replica_is_replaced_and_then_deleted() {
+    let mut world = roomy(4, 3);
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    let mut is_whole = false;
+    for _ in 0..100 {
+        let plan = world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        let deleted = |step: &Step| matches!(step, Step::Delete { node: at, .. } if *at == node);
+        assert!(is_whole || !plan.steps.iter().any(deleted), "it may hold the only copy");
+        is_whole = !record.members.contains(&node);
+    }
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None));
+    assert!(record.members.contains(&NodeId(104)) && !world.meta[&node].contains_key(&partition));
+}
+
+#[test]
+fn a_damaged_meta_replica_goes_with_its_volume() {
+    let mut world = roomy(3, 3);
+    damage(&mut world, NodeId(103), PartitionId(1));
+    let volume = world.log.state.volumes().next().unwrap().id;
+    world.log.apply(CommandV1::DeleteVolume { volume });
+    world.settle();
+    assert!(world.meta[&NodeId(103)].is_empty());
 }
 
 /// The story: 104 was taken in for 102, which was dead, and given up when that came back. It stayed
