@@ -142,7 +142,8 @@ impl Disk {
         read: &Read,
         result: Result<StoredBytes, StoreError>,
     ) -> Result<StoredBytes, DataError> {
-        let end = read.offset + u64::from(read.length);
+        // Clients may ask for anything: what overflows lies behind the end of every extent.
+        let end = read.offset.saturating_add(u64::from(read.length));
         result.map_err(|error| {
             self.note_damage(read.partition, read.extent, &error);
             self.lost_or(read.partition, read.extent, end, error)

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, FreedRange};
-use milpa_wire::data::{AppendTarget, DataRequest};
+use milpa_wire::data::{AppendTarget, DataRequest, Read};
 use nodes::{Cluster, PARTITION, configuration, learning, pattern};
 use tokio::task::LocalSet;
 
@@ -407,6 +407,10 @@ fn extents_are_flushed_closed_and_freed() {
         assert_eq!(beyond.await, Err(lost.clone()));
         let beyond = cluster.read(3, extent, 19_999..20_001, false).await;
         assert_eq!(beyond, Err(lost.clone()));
+        // A client may ask for anything: this range has no end that can be counted.
+        let (offset, partition) = (u64::MAX - 10, PARTITION);
+        let endless = Read { partition, extent, offset, length: 100, at_leader: false };
+        assert_eq!(cluster.read_as_said(3, endless).await, Err(lost.clone()));
         let more = cluster.ask(&cluster.as_client, 2, &flush(20_001), Bytes::new()).await;
         assert_eq!(more.map(|_| ()), Err(lost));
         let range = FreedRange { partition: PARTITION, extent, offset: 0, length: u64::MAX };

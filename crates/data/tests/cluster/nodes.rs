@@ -474,6 +474,11 @@ impl Cluster {
     ) -> Result<Vec<u8>, DataError> {
         let (offset, length) = (range.start, (range.end - range.start) as u32);
         let read = Read { partition: PARTITION, extent, offset, length, at_leader };
+        self.read_as_said(node, read).await
+    }
+
+    /// A read that may make no sense.
+    pub async fn read_as_said(&self, node: u32, read: Read) -> Result<Vec<u8>, DataError> {
         let request = DataRequest::Read(read);
         until("the read is not refused as busy", async || {
             match self.ask(&self.as_client, node, &request, Bytes::new()).await {
