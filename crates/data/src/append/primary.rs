@@ -205,10 +205,10 @@ impl Primary {
         effects: &mut Vec<Effect>,
     ) {
         let token = (head.session, token);
-        if let Some(place) = self.tokens.get(&token)
-            && self.repeat(request, head, place, effects)
-        {
-            return;
+        match self.known(&token, head) {
+            Err(error) => return self.answer(request, Err(error), effects),
+            Ok(Some(place)) if self.repeat(request, head, place, effects) => return,
+            Ok(_) => {}
         }
         let extent = match self.open(false, (head.inode, head.session), effects) {
             Ok(extent) => extent,
@@ -272,31 +272,44 @@ impl Primary {
         effects: &mut Vec<Effect>,
     ) {
         let token = (head.session, token);
-        match self.tokens.get(&token) {
-            Some(place) if place.extent.is_none() => {
+        match self.known(&token, head) {
+            Err(error) => return self.answer(request, Err(error), effects),
+            Ok(Some(place)) if place.extent.is_none() => {
                 // The first copy still waits for its batch: one answer is enough, to the newest.
-                self.replace_gathered(request, token, effects);
+                self.replace_gathered(request, head, token, effects);
                 return;
             }
-            Some(place) if self.repeat(request, head, place, effects) => return,
-            _ => {}
+            Ok(Some(place)) if self.repeat(request, head, place, effects) => return,
+            Ok(_) => {}
         }
-        let place = TokenPlace { extent: None, offset: 0, end: 0, synced: head.sync };
+        let place = TokenPlace::gathered(head.length, head.sync);
         self.tokens.set(token, place, self.limits.tokens_max);
         let (length, sync) = (head.length, head.sync);
         self.gathered.push_back(Piece { request, token, length, sync });
         self.start_batch(effects);
     }
 
+    /// Where an append with this token went, if it is known. A repeat has the same bytes: those of another
+    /// length would be laid over what follows them in the batch, which is other clients'.
+    fn known(&self, token: &Token, head: &AppendHead) -> Result<Option<TokenPlace>, DataError> {
+        match self.tokens.get(token) {
+            Some(place) if place.length() != head.length => Err(DataError::Invalid),
+            place => Ok(place),
+        }
+    }
+
     fn replace_gathered(
         &mut self,
         request: RequestNumber,
+        head: &AppendHead,
         token: Token,
         effects: &mut Vec<Effect>,
     ) {
-        let found = self.gathered.iter_mut().find(|piece| piece.token == token);
+        let is_it = |piece: &&mut Piece| piece.token == token && piece.length == head.length;
+        let found = self.gathered.iter_mut().find(is_it);
         match found {
             Some(piece) => {
+                piece.sync |= head.sync;
                 let former = std::mem::replace(&mut piece.request, request);
                 self.answer(former, Err(DataError::Busy), effects);
             }

@@ -148,6 +148,28 @@ fn pieces_that_arrive_while_a_batch_is_under_way_make_the_next_one() {
     assert_eq!(script.answers(), vec![(5, placed(196, 444))], "a repeat of the second");
 }
 
+/// The story: a repeat with other bytes took the place of the first copy in a batch that had been measured
+/// with that one; all pieces behind it were acknowledged at offsets where other clients' bytes lay.
+#[test]
+fn a_repeat_of_another_length_is_refused() {
+    let mut script = Script::new(&[1, 2, 3]);
+    let piece = |token, length| head(AppendTarget::Small { token }, length);
+    let first = script.append(1, piece(1, 100)).start();
+    script.append(2, piece(2, 100)).append(3, piece(3, 100));
+    let refused = Err(DataError::Invalid);
+    script.append(4, piece(2, 120));
+    assert_eq!(script.answers(), vec![(4, refused.clone())], "while it waits for its batch");
+    script.append(5, piece(1, 90));
+    assert_eq!(script.answers(), vec![(5, refused.clone())], "while it is under way");
+    script.done(&first);
+    let second = script.start();
+    assert_eq!(second.requests, [2, 3]);
+    script.done(&second);
+    script.answers();
+    script.append(6, piece(2, 120)).append(7, head(AppendTarget::New { token: 3 }, 90));
+    assert_eq!(script.answers(), vec![(6, refused.clone()), (7, refused)], "when it has its place");
+}
+
 #[test]
 fn a_full_shared_extent_is_closed_and_the_next_one_begun() {
     let mut script = Script::new(&[1, 2, 3]);

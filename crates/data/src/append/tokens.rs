@@ -20,6 +20,17 @@ pub(super) struct TokenPlace {
     pub synced: bool,
 }
 
+impl TokenPlace {
+    /// A piece that waits: it is as long as this, and nowhere yet.
+    pub(super) fn gathered(length: u64, synced: bool) -> TokenPlace {
+        TokenPlace { extent: None, offset: 0, end: length, synced }
+    }
+
+    pub(super) fn length(&self) -> u64 {
+        self.end.saturating_sub(self.offset)
+    }
+}
+
 /// A bounded memory of tokens: the oldest are forgotten first. A repeat of a forgotten one is
 /// placed anew, which costs space until the unpublished first copy is deleted, and nothing else.
 #[derive(Debug, Default)]
