@@ -182,12 +182,16 @@ impl MetaClient {
         }
     }
 
-    /// Renews the lease at every node that may lead a partition in which the session is open.
+    /// Renews the lease at every node that may lead a partition of the volume. That the session was never
+    /// opened in one does not say that it is not known there: what is held open there may have had its
+    /// name, and lost it, elsewhere. A session that is open nowhere is known nowhere.
     pub(crate) async fn keep_alive(&self) {
+        if self.sessions.opened().is_empty() {
+            return;
+        }
         let (session, _) = self.sessions.current();
         let view = self.core.views.current();
-        let opened = self.sessions.opened();
-        let routes = view.volume.meta.iter().filter(|p| opened.contains(&p.id));
+        let routes = view.volume.meta.iter();
         let mut nodes: Vec<NodeId> = routes.flat_map(|p| p.members.iter().copied()).collect();
         nodes.sort_unstable();
         nodes.dedup();

@@ -138,6 +138,15 @@ impl Cluster {
         Client::connect_over(transport, config).await.unwrap()
     }
 
+    /// One more node, which alone has this partition.
+    pub fn add_meta_node(&self, id: NodeId, partition: PartitionId) {
+        let mut state = self.lock();
+        state.view.nodes.push(node(id, Role::Meta));
+        let its = state.view.meta.iter_mut().filter(|meta| meta.id == partition);
+        its.for_each(|meta| meta.members = vec![id]);
+        state.meta.leaders.insert(partition, id);
+    }
+
     /// From now on calls that the rule has a fault for get it.
     pub fn rule(&self, rule: impl FnMut(&Call<'_>) -> Option<Fault> + Send + 'static) {
         self.rules.lock().unwrap().push(Box::new(rule));

@@ -1,10 +1,14 @@
 //! Two clients on one file: close-to-open, truncation under one another, expired leases.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
 use milpa_client::{FsError, OpenFlags};
-use milpa_types::{AttributeChanges, InodeId, MetaError};
+use milpa_types::{AttributeChanges, InodeId, MetaError, MetaSlot, NodeId, PartitionId};
 use milpa_wire::meta::{MetaRequest, MetaWrite};
 
-use crate::cluster::{Call, Cluster, Fault, OWNER, create, name, pattern, read, write};
+use crate::cluster::{Call, Cluster, Fault, META, OWNER, create, name, pattern, read, write};
 
 #[tokio::test(start_paused = true)]
 async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
@@ -140,4 +144,34 @@ async fn what_an_expired_session_appended_is_not_published_by_the_next() {
     let error = client.fsync(opened.handle, false).await.unwrap_err();
     assert!(matches!(error, FsError::Stale(_)), "{error}");
     assert_eq!(read(&cluster.client().await, "/f").await, [0u8; 0], "nothing refers to them");
+}
+
+/// The story: a file was held open whose inode was in a partition that this client had never changed anything
+/// in; its name, elsewhere, was unlinked. The inode's partition knew the holder from then on, but on a node
+/// that heard no sign of life of it: after 30 s the file was gone, and with the next change the session.
+#[tokio::test(start_paused = true)]
+async fn who_holds_a_file_open_keeps_alive_where_the_inode_is() {
+    let cluster = Cluster::new();
+    let elsewhere = NodeId(4);
+    cluster.add_meta_node(elsewhere, PartitionId(101));
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    cluster.lock().meta.full.insert(MetaSlot(0));
+    let inode = create(&other, "f").await.attributes.inode;
+    assert_eq!(inode.slot(), MetaSlot(1));
+    let opened = client.open(inode, OpenFlags::read_only()).await.unwrap();
+    client.unlink(InodeId::ROOT, &name("f")).await.unwrap();
+    assert!(!cluster.lock().meta.inodes[&inode].held.is_empty());
+    other.shutdown().await.unwrap();
+    let heard: Arc<Mutex<BTreeSet<NodeId>>> = Arc::default();
+    let hears = Arc::clone(&heard);
+    cluster.rule(move |call| {
+        if let Call::Meta(node, MetaRequest::KeepAlive { .. }) = call {
+            hears.lock().unwrap().insert(*node);
+        }
+        None
+    });
+    tokio::time::sleep(Duration::from_secs(29)).await;
+    let everyone = META.into_iter().chain([elsewhere]).collect();
+    assert_eq!(*heard.lock().unwrap(), everyone, "any of them may lead");
+    client.release(opened.handle).await.unwrap();
 }
