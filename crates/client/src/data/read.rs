@@ -90,23 +90,15 @@ impl DataClient {
         let mut at_leader = self.is_overwritten(column.partition, column.extent);
         let mut waiting = self.order(partition, column, at_leader);
         let mut flights = Flights::new();
-        let mut worst = Trouble::NoRoute("the partition has no members");
+        let mut refusals = Refusals::default();
         let mut hedge_at = Instant::now();
-        let (mut redirects, mut removed) = (0, None);
+        let mut redirects = 0;
         let Column { partition: id, extent, offset } = column;
         let read = |at_leader| Read { partition: id, extent, offset, length, at_leader };
         loop {
             if flights.is_empty() {
                 if waiting.is_empty() {
-                    // Who has nothing of the extent need not have heard that it was removed: one who
-                    // has is enough.
-                    let lacks = worst.answer() == Some(&DataError::NotHere);
-                    return Err(match removed {
-                        Some(node) if lacks => {
-                            Trouble::Answered { node, error: DataError::NoExtent }
-                        }
-                        _ => worst,
-                    });
+                    return Err(refusals.verdict());
                 }
                 let node = waiting.remove(0);
                 hedge_at = Instant::now() + self.hedge_after(node);
@@ -124,7 +116,11 @@ impl DataClient {
                 Some(Err((trouble, true)))
                     if matches!(
                         trouble.answer(),
-                        Some(DataError::NoExtent | DataError::Corrupt { .. })
+                        Some(
+                            DataError::NoExtent
+                                | DataError::Corrupt { .. }
+                                | DataError::Lost { .. }
+                        )
                     ) =>
                 {
                     return Err(trouble);
@@ -145,10 +141,7 @@ impl DataClient {
                             waiting.insert(0, leader);
                         }
                     }
-                    if let Trouble::Answered { node, error: DataError::NoExtent } = trouble {
-                        removed = Some(node);
-                    }
-                    worst = worse(worst, trouble);
+                    refusals.note(trouble);
                 }
                 None if hedge => {
                     self.core.stats.hedged_reads.inc();
@@ -227,16 +220,69 @@ impl DataClient {
     }
 }
 
-/// Which of two failures tells more: what may pass outweighs an answer that all replicas must give
-/// before it is believed.
-fn worse(old: Trouble, new: Trouble) -> Trouble {
-    let rank = |trouble: &Trouble| match trouble {
+/// What the members said that did not give the bytes.
+struct Refusals {
+    /// The one that tells most, of all but those of a loss.
+    worst: Trouble,
+    /// Who says that the extent was removed.
+    removed: Option<NodeId>,
+    /// The word that no replica has the bytes, and how much there is of the extent.
+    lost: Option<(Trouble, u64)>,
+    /// Somebody may have them: one that is busy or silent, or has them damaged.
+    may_be_there: bool,
+}
+
+impl Default for Refusals {
+    fn default() -> Refusals {
+        let worst = Trouble::NoRoute("the partition has no members");
+        Refusals { worst, removed: None, lost: None, may_be_there: false }
+    }
+}
+
+impl Refusals {
+    fn note(&mut self, trouble: Trouble) {
+        match trouble.answer() {
+            Some(DataError::Lost { length }) => {
+                let (length, known) = (*length, self.lost.as_ref().map(|(_, length)| *length));
+                if known.is_none_or(|known| known <= length) {
+                    self.lost = Some((trouble, length));
+                }
+                return;
+            }
+            Some(DataError::NoExtent) => {
+                if let Trouble::Answered { node, .. } = trouble {
+                    self.removed = Some(node);
+                }
+            }
+            Some(DataError::NotHere) => {}
+            _ => self.may_be_there = true,
+        }
+        if rank(&trouble) >= rank(&self.worst) {
+            self.worst = trouble;
+        }
+    }
+
+    /// What all of them together say.
+    fn verdict(self) -> Trouble {
+        match (self.lost, self.removed) {
+            // One that knows is enough, but only if all others lack the bytes.
+            (Some((lost, _)), _) if !self.may_be_there => lost,
+            // Who has nothing of the extent need not have heard that it was removed: one who has is enough.
+            (_, Some(node)) if self.worst.answer() == Some(&DataError::NotHere) => {
+                Trouble::Answered { node, error: DataError::NoExtent }
+            }
+            _ => self.worst,
+        }
+    }
+}
+
+/// How much a failure tells: what may pass outweighs an answer that all replicas must give before it is
+/// believed.
+fn rank(trouble: &Trouble) -> u8 {
+    match trouble {
         Trouble::NoRoute(_) => 0,
         Trouble::Answered { error: DataError::NoExtent | DataError::Invalid, .. } => 1,
         Trouble::Answered { error: DataError::Corrupt { .. }, .. } => 2,
-        // One that knows is enough.
-        Trouble::Answered { error: DataError::Lost { .. }, .. } => 4,
         _ => 3,
-    };
-    if rank(&new) >= rank(&old) { new } else { old }
+    }
 }

@@ -627,6 +627,18 @@ impl Content {
         self.segments.iter().filter(may_be_lost).cloned().collect()
     }
 
+    /// Whether the file counts on these bytes to be on disk.
+    pub(crate) fn is_flushed(&self, lost: Column, length: u64) -> bool {
+        let end = lost.offset.saturating_add(length);
+        self.segments.iter().any(|segment| {
+            let Some(its) = segment.column() else { return false };
+            let is_hit = (its.partition, its.extent) == (lost.partition, lost.extent)
+                && its.offset < end
+                && lost.offset < its.offset + segment.length;
+            is_hit && (segment.flushed || is_on_disk(&self.flushed, segment))
+        })
+    }
+
     /// What an fsync must have flushed by all members.
     pub(crate) fn unflushed(&self) -> BTreeMap<PartitionId, Extents> {
         let mut partitions: BTreeMap<PartitionId, Extents> = BTreeMap::new();

@@ -99,7 +99,7 @@ impl Inner {
                 Source::Zeros(length) => push_zeros(&mut pieces, length),
                 Source::Extent { column, length } => {
                     for (column, length) in transfers(column, length) {
-                        places.push(pieces.len());
+                        places.push((pieces.len(), column));
                         pieces.push(Bytes::new());
                         calls.push(match gone.contains(&(column.partition, column.extent)) {
                             true => Box::pin(std::future::ready(Ok(Present::nothing(length)))),
@@ -109,19 +109,42 @@ impl Inner {
                 }
             }
         }
-        let mut is_lost = false;
-        for (place, fetched) in places.into_iter().zip(join_all(calls).await) {
+        let mut lost_parts = Vec::new();
+        for ((place, column), fetched) in places.into_iter().zip(join_all(calls).await) {
             let Present { bytes, lost } = fetched?;
-            is_lost |= lost > 0;
+            if lost > 0 {
+                let offset = column.offset + bytes.len() as u64;
+                lost_parts.push((Column { offset, ..column }, u64::from(lost)));
+            }
             if let Some(piece) = pieces.get_mut(place) {
                 *piece = padded(bytes, lost);
             }
         }
-        if is_lost {
+        if !lost_parts.is_empty() {
+            self.check_unflushed(file, &lost_parts).await?;
             let end = self.end_without_lost(file, gone).await;
             shorten(&mut pieces, end.saturating_sub(offset));
         }
         Ok(pieces)
+    }
+
+    /// Fails if the file counts on lost bytes to be on disk. Asks for its map first: that they were
+    /// flushed since it was loaded changes no version.
+    async fn check_unflushed(
+        &self,
+        file: &FileState,
+        lost: &[(Column, u64)],
+    ) -> Result<(), FsError> {
+        self.reload(file).await?;
+        let is_flushed =
+            |(column, length): &&(Column, u64)| file.shared().content.is_flushed(*column, *length);
+        let Some((column, length)) = lost.iter().find(is_flushed) else { return Ok(()) };
+        let Column { partition, extent, offset } = *column;
+        tracing::error!(
+            inode = %file.inode, %partition, %extent, offset, length,
+            "bytes that were synced are on no replica any more"
+        );
+        Err(FsError::Lost(Box::new(DataError::Lost { length: offset }.into())))
     }
 
     /// Reads what there is of bytes of which the end may be lost.

@@ -122,6 +122,13 @@ async fn the_leaders_word_that_overwritten_bytes_are_damaged_is_enough() {
     assert_eq!(error.errno(), libc::EIO);
 }
 
+/// The others cannot say more than that they do not lead, which is not that they may have the bytes.
+#[tokio::test(start_paused = true)]
+async fn the_leaders_word_that_overwritten_bytes_are_on_no_replica_is_enough() {
+    let error = told_when_the_leader_says(DataError::Lost { length: 0 }).await;
+    assert!(matches!(error, FsError::Lost(_)), "{error}");
+}
+
 /// What close published and no fsync flushed may be lost. Readers then find the file's end there, at
 /// once; the next fsync tells that something is lost, and the file is as good as any other.
 #[tokio::test(start_paused = true)]
@@ -303,4 +310,54 @@ async fn lost_bytes_do_not_take_back_a_truncation() {
     assert!(read(&other, "/f").await == vec![0; 70_000]);
     assert!(client.fsync(opened.handle, false).await.is_err());
     assert!(read(&other, "/f").await == vec![0; 70_000]);
+}
+
+/// The story: all replicas had lost a file that had been synced, and it was read as zeros, as if its bytes
+/// had been written and not synced. Who had loaded the file's map before it was synced is told the same.
+#[tokio::test(start_paused = true)]
+async fn synced_bytes_that_are_lost_are_an_error_and_no_zeros() {
+    let cluster = Cluster::new();
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 200_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    let inode = opened.attributes.inode;
+    let early = other.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    client.fsync(opened.handle, false).await.unwrap();
+    // By then the inode knows.
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let late = cluster.client().await;
+    let handle = late.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    cluster.rule(|call| is_read(call).then_some(Fault::Data(DataError::Lost { length: 0 })));
+    for (reader, handle) in [(&client, opened.handle), (&other, early), (&late, handle)] {
+        let there = reader.read(handle, 0, 200_000).await.map(|bytes| bytes.len());
+        assert_eq!(there.map_err(|error| error.errno()), Err(libc::EIO));
+    }
+    cluster.heal();
+    assert!(late.read(handle, 0, 200_000).await.unwrap().concat() == pattern(1, 200_000));
+}
+
+/// The story: one member had lost an extent, and its word was believed while those that had the bytes were
+/// busy or silent.
+#[tokio::test(start_paused = true)]
+async fn a_member_that_cannot_answer_just_then_may_have_what_another_has_lost() {
+    for fault in [Fault::Data(DataError::Busy), Fault::Unreachable] {
+        let cluster = Cluster::new();
+        let (client, other) = (cluster.client().await, cluster.client().await);
+        write(&client, "/f", &pattern(1, 200_000)).await;
+        let others = fault.clone();
+        cluster.rule(move |call| match call {
+            Call::Data(node, DataRequest::Read(_)) => Some(match *node == DATA[1] {
+                true => Fault::Data(DataError::Lost { length: 0 }),
+                false => others.clone(),
+            }),
+            _ => None,
+        });
+        let later = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            cluster.heal();
+        };
+        let (there, ()) = tokio::join!(read(&other, "/f"), later);
+        assert!(there == pattern(1, 200_000), "{fault:?}");
+    }
 }
