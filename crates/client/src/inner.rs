@@ -157,7 +157,10 @@ impl Inner {
     pub(crate) async fn shutdown(self: &Arc<Self>) -> Result<(), FsError> {
         self.is_shut.store(true, Ordering::Relaxed);
         let mut result = Ok(());
-        for files in self.files.all().chunks(SETTLING_MAX) {
+        let mut files = self.files.all();
+        // Others may wait for the numbers of requests that these hold.
+        files.sort_by_key(|file| !file.is_in_doubt());
+        for files in files.chunks(SETTLING_MAX) {
             let settle = |file: &Arc<crate::file::FileState>| -> Boxed<'_, Result<(), FsError>> {
                 let file = Arc::clone(file);
                 Box::pin(async move {

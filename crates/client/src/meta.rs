@@ -24,7 +24,7 @@ const REDIRECTS_MAX: u32 = 3;
 /// The metadata client.
 pub(crate) struct MetaClient {
     core: Arc<Core>,
-    pub sessions: Sessions,
+    pub sessions: Arc<Sessions>,
     leaders: Mutex<BTreeMap<PartitionId, NodeId>>,
 }
 
@@ -62,7 +62,7 @@ enum After {
 
 impl MetaClient {
     pub(crate) fn new(core: Arc<Core>) -> MetaClient {
-        let sessions = Sessions::new(core.chance.session());
+        let sessions = Arc::new(Sessions::new(core.chance.session()));
         MetaClient { core, sessions, leaders: Mutex::default() }
     }
 
@@ -90,34 +90,29 @@ impl MetaClient {
         inode: InodeId,
         write: MetaWrite,
     ) -> Result<MetaAnswer, FsError> {
-        self.write_under(None, inode, write).await
+        self.write_under(None, inode, write, &mut None).await
     }
 
     /// The same, but under the session of this `generation` only: when its lease has run out, what it
     /// appended to data nodes belongs to nobody and may be deleted at any time.
+    ///
+    /// `unanswered` is the ticket of the same change, if it was sent before and its outcome is unknown; it
+    /// then goes under that one. Afterwards it is there if the outcome is unknown now.
     pub(crate) async fn write_under(
         &self,
         generation: Option<u64>,
         inode: InodeId,
         write: MetaWrite,
+        unanswered: &mut Option<Ticket>,
     ) -> Result<MetaAnswer, FsError> {
         let slot = inode.slot();
         let mut retry = Retry::new(&self.core, operation_of_write(&write));
         let partition = self.partition(slot, &mut retry).await?;
         loop {
-            match self.open_session(slot, partition, &mut retry).await {
-                Err(Failure::Expired { .. }) => {
-                    retry.note("the session had ended");
-                    retry.pause().await?;
-                    continue;
-                }
-                opened => opened?,
-            }
-            let ticket = self.sessions.begin(partition).await;
-            if !self.sessions.opening(partition).0 {
-                // Another request found the session expired in between.
-                continue;
-            }
+            let ticket = match unanswered.take() {
+                Some(ticket) if ticket.generation == self.sessions.current().1 => ticket,
+                _ => self.opened_ticket(slot, partition, &mut retry).await?,
+            };
             if generation.is_some_and(|generation| generation != ticket.generation) {
                 return Err(FsError::Stale("our session expired before the bytes were published"));
             }
@@ -134,8 +129,52 @@ impl MetaClient {
                     drop(ticket);
                     retry.pause().await?;
                 }
-                Err(failure) => return Err(failure.into()),
+                Err(failure) => {
+                    *unanswered = matches!(failure, Failure::Unanswered(_)).then_some(ticket);
+                    return Err(failure.into());
+                }
             }
+        }
+    }
+
+    /// A number for a change in a partition in which the session is open.
+    async fn opened_ticket(
+        &self,
+        slot: MetaSlot,
+        partition: PartitionId,
+        retry: &mut Retry<'_>,
+    ) -> Result<Ticket, FsError> {
+        loop {
+            match self.open_session(slot, partition, retry).await {
+                Err(Failure::Expired { .. }) => {
+                    retry.note("the session had ended");
+                    retry.pause().await?;
+                    continue;
+                }
+                opened => opened?,
+            }
+            let ticket = self.begin(partition, retry).await?;
+            if self.sessions.opening(partition).0 {
+                return Ok(ticket);
+            }
+            // Another request found the session expired in between.
+        }
+    }
+
+    /// A number for the next request: not waited for longer than for an answer, as those that are out may
+    /// have been given up and wait to be repeated.
+    async fn begin(
+        &self,
+        partition: PartitionId,
+        retry: &mut Retry<'_>,
+    ) -> Result<Ticket, FsError> {
+        loop {
+            let begun = self.sessions.begin(partition);
+            match tokio::time::timeout(retry.cap(TRY_WAIT), begun).await {
+                Ok(ticket) => return Ok(ticket),
+                Err(_) => retry.note("too many requests have no answer"),
+            }
+            retry.check(Duration::from_millis(1))?;
         }
     }
 
@@ -154,7 +193,7 @@ impl MetaClient {
         if self.sessions.opening(partition).0 {
             return Ok(());
         }
-        let ticket = self.sessions.begin(partition).await;
+        let ticket = self.begin(partition, retry).await.map_err(Failure::Unanswered)?;
         let request = write_request(partition, &ticket, MetaWrite::OpenSession);
         let answer = self.exchange(slot, &request, retry).await;
         if let Err(Failure::Expired { .. }) = &answer {
@@ -377,7 +416,7 @@ impl MetaClient {
     }
 }
 
-fn write_request(partition: PartitionId, ticket: &Ticket<'_>, write: MetaWrite) -> MetaRequest {
+fn write_request(partition: PartitionId, ticket: &Ticket, write: MetaWrite) -> MetaRequest {
     MetaRequest::Write { partition, id: ticket.id(), now: now(), write }
 }
 

@@ -4,6 +4,9 @@
 //! partition does not know it, the lease has run out: what we held may have been let go. Then a new
 //! id begins everywhere, at a higher *generation*, and handles of an older generation can no longer
 //! write. Nothing that was sent under the old id is ever sent again.
+//!
+//! A request that is given up without an answer frees its number and is over, but for a publish: that one
+//! keeps it, and is repeated under it until its outcome is known.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -35,9 +38,9 @@ struct InPartition {
     opening: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// A request that has its number and no answer yet. Dropping it frees the number.
-pub(crate) struct Ticket<'a> {
-    sessions: &'a Sessions,
+/// A request that has its number and no answer yet. Dropping it frees the number: it is never sent again.
+pub(crate) struct Ticket {
+    sessions: Arc<Sessions>,
     partition: PartitionId,
     pub session: SessionId,
     pub generation: u64,
@@ -77,7 +80,7 @@ impl Sessions {
     }
 
     /// Gives the next request its number; waits while too many are unanswered.
-    pub(crate) async fn begin(&self, partition: PartitionId) -> Ticket<'_> {
+    pub(crate) async fn begin(self: &Arc<Self>, partition: PartitionId) -> Ticket {
         loop {
             // Registered before the look, so that an answer in between is not missed.
             let mut answered = std::pin::pin!(self.answered.notified());
@@ -89,11 +92,11 @@ impl Sessions {
         }
     }
 
-    fn try_begin(&self, partition: PartitionId) -> Option<Ticket<'_>> {
+    fn try_begin(self: &Arc<Self>, partition: PartitionId) -> Option<Ticket> {
         let mut state = lock(&self.state);
         let (session, generation) = (state.id, state.generation);
         let sequence = state.partition(partition).window.begin()?;
-        Some(Ticket { sessions: self, partition, session, generation, sequence })
+        Some(Ticket { sessions: Arc::clone(self), partition, session, generation, sequence })
     }
 
     /// The lease of `generation` ran out. The first to notice begins a new session.
@@ -123,7 +126,7 @@ impl State {
     }
 }
 
-impl Ticket<'_> {
+impl Ticket {
     /// What the request carries.
     pub(crate) fn id(&self) -> RequestId {
         let mut state = lock(&self.sessions.state);
@@ -134,7 +137,7 @@ impl Ticket<'_> {
     }
 }
 
-impl Drop for Ticket<'_> {
+impl Drop for Ticket {
     fn drop(&mut self) {
         let mut state = lock(&self.sessions.state);
         if state.generation == self.generation {
@@ -153,7 +156,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_257th_request_waits_for_an_answer() {
-        let sessions = Sessions::new(SessionId(1));
+        let sessions = Arc::new(Sessions::new(SessionId(1)));
         let partition = PartitionId(1);
         let mut out = Vec::new();
         for _ in 0..256 {
@@ -171,7 +174,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_renewed_session_starts_anew_and_old_tickets_do_not_disturb_it() {
-        let sessions = Sessions::new(SessionId(1));
+        let sessions = Arc::new(Sessions::new(SessionId(1)));
         let partition = PartitionId(1);
         let old = sessions.begin(partition).await;
         sessions.set_opened(partition, 1);

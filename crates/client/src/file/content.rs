@@ -55,8 +55,8 @@ pub(crate) struct Content {
     /// Where the kept bytes were put.
     overwritten: SegmentMap,
     untold: Untold,
-    /// The end that a publish on its way tells.
-    telling_end: u64,
+    /// What a publish tells that is on its way, or of which it is not known whether it arrived.
+    telling: Option<Untold>,
     /// Extents not known to be on all disks, and how many bytes of them matter.
     unflushed: BTreeMap<(PartitionId, ExtentId), u64>,
     /// Extents known to be, since this state was made.
@@ -131,7 +131,7 @@ impl Content {
             kept: RangeMap::default(),
             overwritten: SegmentMap::default(),
             untold: Untold::default(),
-            telling_end: 0,
+            telling: None,
             unflushed: BTreeMap::new(),
             flushed: BTreeMap::new(),
         };
@@ -195,7 +195,7 @@ impl Content {
 
     /// Where what was written here and is not published ends.
     pub(crate) fn written_end(&self) -> u64 {
-        self.untold.end.max(self.telling_end)
+        self.untold.end.max(self.telling.map_or(0, |telling| telling.end))
     }
 
     /// Bytes that are only here.
@@ -214,7 +214,8 @@ impl Content {
 
     /// Whether anything is not yet part of the published file.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.has_untold() || !self.dirty.is_empty() || !self.sending.is_empty()
+        let is_sent = self.dirty.is_empty() && self.sending.is_empty() && self.telling.is_none();
+        self.has_untold() || !is_sent
     }
 
     /// Whether bytes on the data nodes are not part of the file yet, or not known to be.
@@ -228,7 +229,8 @@ impl Content {
 
     /// Shows in attributes from a server what it cannot know yet.
     pub(crate) fn overlay(&self, attributes: &mut Attributes) {
-        let Some(modified) = self.untold.modified else { return };
+        let told = self.telling.and_then(|telling| telling.modified);
+        let Some(modified) = self.untold.modified.or(told) else { return };
         attributes.size = self.size;
         attributes.modified = attributes.modified.max(modified);
         attributes.changed = attributes.changed.max(modified);
@@ -469,7 +471,7 @@ impl Content {
         self.kept = RangeMap::default();
         (self.unpublished, self.overwritten) = Default::default();
         self.carried = RangeMap::default();
-        self.untold = Untold::default();
+        (self.untold, self.telling) = (Untold::default(), None);
         self.stale = true;
         self.size = self.attributes.size;
         released
@@ -502,7 +504,7 @@ impl Content {
             }
         }
         let untold = std::mem::take(&mut self.untold);
-        self.telling_end = untold.end;
+        self.telling = Some(untold);
         let leaves_inode = self.leaves_inode();
         let is_based = inline.is_some() || leaves_inode;
         Some(Publish {
@@ -563,7 +565,7 @@ impl Content {
             }
             None => {}
         }
-        self.telling_end = 0;
+        self.telling = None;
         self.learn(attributes, before);
         let mut released = self.sending.remove(0, u64::MAX);
         for place in &publish.overwritten {
@@ -575,7 +577,7 @@ impl Content {
     /// The publish was not applied: all that it told is to be told again. Gives how many bytes left
     /// the buffer.
     pub(crate) fn publish_failed(&mut self, publish: &Publish) -> u64 {
-        self.telling_end = 0;
+        self.telling = None;
         let untold = &mut self.untold;
         untold.end = untold.end.max(publish.size);
         untold.clear_set_id |= publish.clear_set_id;

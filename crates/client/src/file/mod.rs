@@ -20,12 +20,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use milpa_types::{InodeId, SessionId};
+use milpa_wire::meta::Publish;
 use tokio::time::Instant;
 
 use crate::core::lock;
 use crate::data::append::OpenExtent;
 use crate::error::FsError;
 use crate::handle::{HandleId, OpenFlags};
+use crate::session::Ticket;
 use crate::stats::Stats;
 use content::Content;
 
@@ -49,6 +51,8 @@ pub(crate) struct Io {
 /// What is known of a file.
 pub(crate) struct Shared {
     pub content: Content,
+    /// The one publish that may have been applied.
+    in_doubt: Option<InDoubt>,
     /// When the oldest byte that is not published was written.
     dirty_since: Option<Instant>,
     /// One past the last written byte, and how long the writing has been sequential.
@@ -68,6 +72,15 @@ pub(crate) struct Shared {
     idle_since: Option<Instant>,
 }
 
+/// A publish that may have been applied, and whose answer never came. Until it is known, nothing else of the
+/// file is changed on the servers: had it been applied, others may have replaced what it published since, and
+/// these bytes are being freed. As a new request it would bring them back, in the place of others'.
+struct InDoubt {
+    publish: Publish,
+    /// Under which it goes again, and is applied once.
+    ticket: Ticket,
+}
+
 /// What went wrong in the background.
 #[derive(Clone, Debug, Default)]
 struct Failures {
@@ -83,6 +96,7 @@ impl FileState {
     fn new(content: Content, generation: u64) -> FileState {
         let shared = Shared {
             content,
+            in_doubt: None,
             dirty_since: None,
             sequential: (0, 0),
             is_pushing: false,
@@ -99,6 +113,11 @@ impl FileState {
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {
         lock(&self.shared)
+    }
+
+    /// Whether a publish may have been applied.
+    pub(crate) fn is_in_doubt(&self) -> bool {
+        self.shared().in_doubt.is_some()
     }
 
     /// Whether somebody has a handle.
@@ -119,6 +138,12 @@ impl Shared {
     fn lost(&mut self, error: &FsError) {
         self.failed(error);
         self.failures.lost = self.failures.count;
+    }
+
+    /// Gives up everything that is not published. Gives how many bytes left the buffer.
+    fn discard(&mut self) -> u64 {
+        self.in_doubt = None;
+        self.content.discard()
     }
 
     /// Notes that the buffer may have become clean.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use milpa_types::{DataError, MetaError, SessionId};
 use milpa_wire::meta::{MetaAnswer, MetaWrite, Publish};
+use tokio::time::Instant;
 
 use super::content::{Placing, Push, Scope};
-use super::{FileState, Io};
+use super::{FileState, InDoubt, Io};
 use crate::data::append::{AppendFor, Packet};
 use crate::error::FsError;
 use crate::inner::Inner;
+use crate::session::Ticket;
 
 /// How often a push starts over because the file's bytes were deleted meanwhile.
 const RELOADS_MAX: u32 = 3;
@@ -62,6 +64,7 @@ impl Inner {
         sync: bool,
     ) -> Result<bool, FsError> {
         let session = self.check_session(file, io)?;
+        self.settle_doubt(file).await?;
         let inline_bytes_max = self.inline_bytes_max();
         let (mut reloads, mut placing) = (0, Placing::InPlace);
         let result = loop {
@@ -146,6 +149,7 @@ impl Inner {
         self: &Arc<Self>,
         file: &Arc<FileState>,
     ) -> Result<Published, FsError> {
+        debug_assert!(!file.is_in_doubt(), "a push finds out first");
         let inline_bytes_max = self.inline_bytes_max();
         // The inode's partition keeps these bytes in synced logs, and lets them go with the publish.
         let mut may_replace = file.shared().content.leaves_inode();
@@ -161,7 +165,7 @@ impl Inner {
                 content.begin_publish(inline_bytes_max, may_replace)
             };
             let Some(publish) = begun else { break };
-            match self.publish_one(file, publish).await? {
+            match self.publish_one(file, publish, None).await? {
                 Outcome::Applied => {}
                 Outcome::Behind => return Ok(Published::Behind),
                 Outcome::Unflushed if may_replace => return Err(FsError::Broken("publish")),
@@ -197,20 +201,40 @@ impl Inner {
         flushed.inspect_err(|error| self.push_failed(file, error))
     }
 
+    /// Finds out what became of a publish whose answer never came. Call with the file's `io` locked, before
+    /// anything else of it is sent.
+    pub(super) async fn settle_doubt(
+        self: &Arc<Self>,
+        file: &Arc<FileState>,
+    ) -> Result<(), FsError> {
+        let in_doubt = file.shared().in_doubt.take();
+        let Some(InDoubt { publish, ticket }) = in_doubt else { return Ok(()) };
+        // What it was not applied for, the next one finds out as well.
+        self.publish_one(file, publish, Some(ticket)).await.map(|_| ())
+    }
+
+    /// `ticket` is that of the same publish, if it was sent before.
     async fn publish_one(
         self: &Arc<Self>,
         file: &Arc<FileState>,
         mut publish: Publish,
+        mut ticket: Option<Ticket>,
     ) -> Result<Outcome, FsError> {
-        match self.send_publish(file, &mut publish).await {
+        let is_late = ticket.is_some();
+        match self.send_publish(file, &mut publish, &mut ticket).await {
             Ok((attributes, before)) => {
                 let mut shared = file.shared();
                 let released = shared.content.published(publish, attributes, before);
+                // The answer is perhaps of a time before others' changes.
+                shared.content.stale |= is_late;
                 shared.progress += 1;
                 shared.settle_age();
                 drop(shared);
                 self.budget.give(released);
-                self.attributes.put(file.inode, attributes, tokio::time::Instant::now());
+                match is_late {
+                    true => self.attributes.forget(&file.inode),
+                    false => self.attributes.put(file.inode, attributes, Instant::now()),
+                }
                 self.advance_pages(file.inode, before, attributes.content_version);
                 Ok(Outcome::Applied)
             }
@@ -225,9 +249,18 @@ impl Inner {
                 Ok(Outcome::Unflushed)
             }
             Err(error) => {
-                let released = file.shared().content.publish_failed(&publish);
-                self.budget.give(released);
-                self.push_failed(file, &error);
+                match ticket {
+                    Some(ticket) => {
+                        let mut shared = file.shared();
+                        shared.failed(&error);
+                        shared.in_doubt = Some(InDoubt { publish, ticket });
+                    }
+                    None => {
+                        let released = file.shared().content.publish_failed(&publish);
+                        self.budget.give(released);
+                        self.push_failed(file, &error);
+                    }
+                }
                 Err(error)
             }
         }
@@ -238,11 +271,12 @@ impl Inner {
         self: &Arc<Self>,
         file: &Arc<FileState>,
         publish: &mut Publish,
+        ticket: &mut Option<Ticket>,
     ) -> Result<(milpa_types::Attributes, u64), FsError> {
         let generation = Some(file.shared().generation);
         for _ in 0..REDOS_MAX {
             let write = MetaWrite::Publish(publish.clone());
-            match self.meta.write_under(generation, file.inode, write).await {
+            match self.meta.write_under(generation, file.inode, write, ticket).await {
                 Ok(MetaAnswer::Changed { attributes, before }) => return Ok((attributes, before)),
                 Ok(_) => return Err(FsError::Broken("publish")),
                 // Somebody else truncated: our bytes come after that.
@@ -280,7 +314,7 @@ impl Inner {
             shared.content.push_failed()
         } else {
             shared.lost(error);
-            shared.content.discard()
+            shared.discard()
         };
         shared.settle_age();
         drop(shared);
@@ -290,7 +324,7 @@ impl Inner {
     /// Drops what is not published. Gives how many bytes that were.
     pub(crate) fn give_up_buffer(&self, file: &FileState) -> u64 {
         let mut shared = file.shared();
-        let released = shared.content.discard();
+        let released = shared.discard();
         shared.settle_age();
         drop(shared);
         self.budget.give(released);

@@ -54,6 +54,7 @@ impl Inner {
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
         let mut io = self.turn(file).await?;
+        self.settle_doubt(file).await?;
         // A later publish would set the time of the last write, and clear set-id bits.
         let sets_others = changes.mode.is_some()
             || changes.uid.is_some()

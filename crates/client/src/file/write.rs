@@ -146,14 +146,22 @@ impl Inner {
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         drop(self.core.runtime.spawn(async move {
-            // Never closed, so there is always a turn to wait for.
-            let _turn = inner.settling.acquire().await;
-            let mut io = file.io.lock().await;
-            if let Err(error) = Call::run(inner.settle(&file, &mut io)).await {
+            if let Err(error) = inner.settle_in_line(&file).await {
                 tracing::debug!(inode = %file.inode, %error, "writing in the background failed");
             }
-            drop(io);
             file.shared().is_pushing = false;
         }));
+    }
+
+    async fn settle_in_line(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
+        if file.is_in_doubt() {
+            // Outside of the line: those that stand in it may wait for the number that this one holds.
+            let _io = file.io.lock().await;
+            Call::run(self.settle_doubt(file)).await?;
+        }
+        // Never closed, so there is always a turn to wait for.
+        let _turn = self.settling.acquire().await;
+        let mut io = file.io.lock().await;
+        Call::run(self.settle(file, &mut io)).await
     }
 }

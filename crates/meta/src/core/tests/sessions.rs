@@ -29,6 +29,24 @@ fn a_repeat_gets_the_first_reply_and_changes_nothing() {
     assert_eq!(solo.apply(&first).outcome, Outcome::Reply(Err(MetaError::Stale)));
 }
 
+/// What clients count on that have had no answer to a publish: as a new request it would free the bytes that
+/// others published meanwhile, and bring back its own, which are being freed.
+#[test]
+fn a_publish_is_repeated_after_others_changes_without_harm() {
+    let mut solo = Solo::new();
+    let file = solo.make(ROOT, "f", FileKind::File);
+    let first = request(ME, 10, 9, publish(file, 0, vec![segment(0, 100, ExtentId(5), 0)]));
+    let reply = solo.apply(&first);
+    solo.open(OTHER);
+    let changes = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
+    solo.write_as(OTHER, MetaWrite::SetAttributes { inode: file, changes }).unwrap();
+    let theirs = vec![segment(0, 60, ExtentId(6), 0)];
+    solo.write_as(OTHER, publish(file, 1, theirs)).unwrap();
+    let hash = solo.partition.hash();
+    assert_eq!(solo.apply(&first), reply);
+    assert_eq!(solo.partition.hash(), hash);
+}
+
 #[test]
 fn an_index_is_applied_once() {
     let mut solo = Solo::new();
