@@ -240,9 +240,9 @@ fn write(
 
 /// Where the checkpoint stands; `None` if there is none, or it says nothing that can be read.
 fn saved_index(database: &Database) -> Result<Option<u64>, redb::Error> {
-    let (_, descriptor) = read(database)?;
     let decode = |bytes: Vec<u8>| milpa_wire::decode::<SnapshotDescriptor>(&bytes).ok();
-    Ok(descriptor.and_then(decode).map(|descriptor| descriptor.position.index))
+    let descriptor = value(database, DESCRIPTOR_KEY)?.and_then(decode);
+    Ok(descriptor.map(|descriptor| descriptor.position.index))
 }
 
 /// What a checkpoint holds, if all of it is there.
@@ -264,14 +264,18 @@ fn decode(
 }
 
 fn read(database: &Database) -> Result<Values, redb::Error> {
+    Ok((value(database, STATE_KEY)?, value(database, DESCRIPTOR_KEY)?))
+}
+
+/// What is saved under a key. Nobody writes meanwhile: the store's users take turns.
+fn value(database: &Database, key: &str) -> Result<Option<Vec<u8>>, redb::Error> {
     let transaction = database.begin_read()?;
     let table = match transaction.open_table(TABLE) {
         Ok(table) => table,
-        Err(redb::TableError::TableDoesNotExist(_)) => return Ok((None, None)),
+        Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let get = |key| Ok::<_, redb::Error>(table.get(key)?.map(|value| value.value().to_vec()));
-    Ok((get(STATE_KEY)?, get(DESCRIPTOR_KEY)?))
+    Ok(table.get(key)?.map(|value| value.value().to_vec()))
 }
 
 /// A whole file in memory, for fuzzing: what a manager makes of it at its start.
