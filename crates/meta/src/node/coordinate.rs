@@ -13,23 +13,27 @@
 //! commit can follow: the intent is a late repeat of a step, and undoing it loses nothing. No
 //! answer, or one from a deposed leader, proves nothing, and nothing is done.
 
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use milpa_host::clock::now_ms;
 use milpa_raft::MultiRaft;
-use milpa_types::{MetaError, PartitionId, Timestamp, VolumeId};
+use milpa_types::{MetaError, MetaSlot, PartitionId, Timestamp, VolumeId};
 use milpa_wire::meta::{MetaAnswer, MetaRequest, OperationId, Step, StepOutcome};
 use tracing::{info, warn};
 
 use super::context::{Context, Target};
 use super::inbox::Event;
-use super::replica::{Driven, IntentWatch};
+use super::replica::{Driven, IntentWatch, Replica};
 use super::shell::Shell;
 use crate::core::{Command, PendingStep};
 
-/// Operations of one partition that are driven at once; the others wait their turn.
-const DRIVEN_MAX: usize = 256;
+/// Steps of one partition's operations that are asked for at once; the others wait their turn.
+const ASKED_MAX: usize = 1024;
+/// So many of them of one participant: one that does not answer holds all of these, for as long as it
+/// takes, and the operations of the others go on. Eight such would hold up the rest.
+const ASKED_OF_ONE_MAX: usize = ASKED_MAX / 8;
 /// One task asks for one step this long, then looks again whether it still must.
 const STEP_WAIT: Duration = Duration::from_secs(2);
 /// An operation that is not committed after this time is given up: its client has gone away or
@@ -42,12 +46,54 @@ const INTENTS_MAX: usize = 256;
 /// One question about an intent.
 const INQUIRY_WAIT: Duration = Duration::from_secs(2);
 
+/// How many steps are being asked for, and of whom.
+#[derive(Default)]
+struct Asked {
+    all: usize,
+    of_one: BTreeMap<MetaSlot, usize>,
+}
+
+impl Asked {
+    fn of(driven: &BTreeMap<OperationId, Driven>) -> Asked {
+        let mut asked = Asked::default();
+        for driven in driven.values().filter(|driven| driven.asking) {
+            asked.all += 1;
+            *asked.of_one.entry(driven.slot).or_default() += 1;
+        }
+        asked
+    }
+
+    /// Counts one more, if the bounds allow it.
+    fn take(&mut self, slot: MetaSlot) -> bool {
+        let of_one = self.of_one.entry(slot).or_default();
+        let has_room = self.all < ASKED_MAX && *of_one < ASKED_OF_ONE_MAX;
+        if has_room {
+            self.all += 1;
+            *of_one += 1;
+        }
+        has_room
+    }
+}
+
+/// The steps that nobody asks for and that may be asked for now, oldest first.
+fn due_steps(replica: &Replica) -> Vec<PendingStep> {
+    let mut asked = Asked::of(&replica.driven);
+    let is_asked = |step: &PendingStep| {
+        let driven = replica.driven.get(&step.operation);
+        driven.is_some_and(|driven| driven.number == step.number && driven.asking)
+    };
+    // All of them: behind those of a silent participant may be others'. The core bounds their number.
+    let mut steps = replica.state.next_steps(usize::MAX);
+    steps.retain(|step| !is_asked(step) && asked.take(step.slot));
+    steps
+}
+
 impl Shell {
-    /// Drives every unfinished operation of a partition led here, as far as the bound allows.
+    /// Drives every unfinished operation of a partition led here, as far as the bounds allow.
     pub(crate) fn drive_all(&mut self, partition: PartitionId) {
         let Some(replica) = self.replicas.get(&partition) else { return };
         if replica.ready {
-            for step in replica.state.next_steps(DRIVEN_MAX) {
+            for step in due_steps(replica) {
                 self.start_step(partition, step);
             }
         }
@@ -57,7 +103,10 @@ impl Shell {
     pub(crate) fn drive(&mut self, partition: PartitionId, operation: OperationId) {
         let Some(replica) = self.replicas.get_mut(&partition) else { return };
         match replica.state.operation_step(operation) {
-            Some(step) if replica.ready => self.start_step(partition, step),
+            Some(step) if replica.ready && Asked::of(&replica.driven).take(step.slot) => {
+                self.start_step(partition, step);
+            }
+            // A later tick takes it up.
             Some(_) => {}
             None => drop(replica.driven.remove(&operation)),
         }
@@ -82,10 +131,9 @@ impl Shell {
         let since_ms = match replica.driven.get(&step.operation) {
             Some(driven) if driven.number == step.number && driven.asking => return,
             Some(driven) => driven.since_ms,
-            None if replica.driven.len() >= DRIVEN_MAX => return,
             None => now_ms(),
         };
-        let driven = Driven { number: step.number, since_ms, asking: true };
+        let driven = Driven { number: step.number, slot: step.slot, since_ms, asking: true };
         replica.driven.insert(step.operation, driven);
         let volume = replica.volume();
         tokio::task::spawn_local(ask_step(Rc::clone(&self.ctx), partition, volume, step));
@@ -220,4 +268,79 @@ async fn inquire(
         _ => None,
     };
     ctx.inbox.push(Event::Inquired { partition, operation, known });
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_types::{FileKind, InodeId, Name, SessionId, VolumeOptions};
+    use milpa_wire::meta::{CreateMetaPartition, MetaWrite, NewInode, RequestId};
+
+    use super::*;
+    use crate::core::{Applied, Outcome};
+
+    const SILENT: MetaSlot = MetaSlot(1);
+    const WELL: MetaSlot = MetaSlot(2);
+    /// Operations whose requests one session may have unanswered.
+    const OF_ONE_SESSION: u64 = 256;
+
+    fn apply(replica: &mut Replica, session: u64, sequence: u64, write: MetaWrite) -> Applied {
+        let session = SessionId(u128::from(session));
+        let id = RequestId { session, sequence, unanswered: 1 };
+        let index = replica.state.applied() + 1;
+        replica.state.apply(index, &Command::Client { id, now: Timestamp(1), write })
+    }
+
+    /// Begins operations that make an inode in the partition of `slot`.
+    fn begin(replica: &mut Replica, session: u64, slot: MetaSlot, count: u64) {
+        apply(replica, session, 1, MetaWrite::OpenSession);
+        for number in 0..count {
+            let kind = FileKind::File;
+            let inode = NewInode { kind, mode: 0o644, uid: 1, gid: 1, device: 0, target: vec![] };
+            let write = MetaWrite::Create {
+                parent: InodeId::ROOT,
+                name: Name::new(format!("{session}-{number}").as_bytes()).unwrap(),
+                inode,
+                placement: Some(slot),
+                open_existing: false,
+                content: None,
+            };
+            let applied = apply(replica, session, 2 + number, write);
+            assert!(matches!(applied.outcome, Outcome::Deferred(_)), "{:?}", applied.outcome);
+        }
+    }
+
+    fn ask(replica: &mut Replica) -> Vec<PendingStep> {
+        let steps = due_steps(replica);
+        for step in &steps {
+            let driven = Driven { number: step.number, slot: step.slot, since_ms: 0, asking: true };
+            replica.driven.insert(step.operation, driven);
+        }
+        steps
+    }
+
+    /// The story: the oldest operations held all places. With one participant without a majority
+    /// these were soon all its own, and operations between healthy partitions waited for it.
+    #[test]
+    fn a_silent_participant_does_not_hold_up_the_others() {
+        let mut replica = Replica::founded(CreateMetaPartition {
+            joins: false,
+            partition: PartitionId(1),
+            volume: VolumeId(1),
+            options: VolumeOptions::default(),
+            slot: MetaSlot(0),
+            members: Vec::new(),
+        });
+        let sessions = ASKED_MAX as u64 / OF_ONE_SESSION + 1;
+        (1..=sessions).for_each(|s| begin(&mut replica, s, SILENT, OF_ONE_SESSION - 1));
+        begin(&mut replica, 100, WELL, 10);
+        let asked = ask(&mut replica);
+        let of = |slot: MetaSlot| asked.iter().filter(|step| step.slot == slot).count();
+        assert_eq!((of(SILENT), of(WELL)), (ASKED_OF_ONE_MAX, 10));
+        assert_eq!(due_steps(&replica), [], "each is asked for once");
+
+        // One place is free again: the next in turn gets it.
+        let answered = asked.iter().find(|step| step.slot == SILENT).unwrap().operation;
+        replica.driven.get_mut(&answered).unwrap().asking = false;
+        assert_eq!(due_steps(&replica).len(), 1);
+    }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use milpa_host::clock::Instant;
 use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
-use milpa_types::{MetaError, NodeId, PartitionId, SessionId, VolumeId};
+use milpa_types::{MetaError, MetaSlot, NodeId, PartitionId, SessionId, VolumeId};
 use milpa_wire::check::MetaCheck;
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
 
@@ -101,6 +101,8 @@ pub(crate) enum Query {
 pub(crate) struct Driven {
     /// The step that a task is asking for now.
     pub number: u32,
+    /// Whom it asks: the partition of this slot.
+    pub slot: MetaSlot,
     /// Since when this leader drives the operation, in milliseconds.
     pub since_ms: u64,
     /// Whether a task is at it; else the next tick starts one.
@@ -268,7 +270,7 @@ impl Replica {
 
 #[cfg(test)]
 mod tests {
-    use milpa_types::{MetaSlot, VolumeOptions};
+    use milpa_types::VolumeOptions;
 
     use super::*;
 
