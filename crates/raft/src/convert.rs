@@ -197,7 +197,7 @@ pub(crate) fn to_raft(from: NodeId, to: NodeId, message: Message) -> Option<Raw>
         }
         Body::TimeoutNow => MessageType::MsgTimeoutNow,
         // These are handled by `Group`.
-        Body::Snapshot(_) | Body::SnapshotFailed => return None,
+        Body::Snapshot(_) | Body::SnapshotFailed | Body::LogLost { .. } => return None,
     };
     raw.set_msg_type(kind);
     Some(raw)

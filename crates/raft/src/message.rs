@@ -75,6 +75,8 @@ pub(crate) enum Body {
     SnapshotFailed,
     /// Leader: stand for election now, I hand over to you.
     TimeoutNow,
+    /// Follower: you count on entries that my log has lost; it ends here.
+    LogLost { last: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -145,6 +147,7 @@ impl Message {
                 [snapshot.position.term, snapshot.position.index, 0, 0]
             }
             Body::SnapshotFailed | Body::TimeoutNow => [0; 4],
+            Body::LogLost { last } => [*last, 0, 0, 0],
         };
         if self.term == 0 || self.term >= NUMBER_MAX {
             return bad("term out of bounds");
@@ -349,6 +352,7 @@ mod tests {
             Body::Snapshot(SnapshotDescriptor { position: position(2, 5), members }),
             Body::SnapshotFailed,
             Body::TimeoutNow,
+            Body::LogLost { last: 7 },
         ];
         let messages = bodies.into_iter().enumerate();
         let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message { term: 3, body }));

@@ -24,6 +24,7 @@ impl Group {
             }
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
                 self.leader_heard_ms = Some(now_ms);
+                self.tell_lost(from, &message);
             }
             Body::HeartbeatAnswer { stamp_ms, installing, .. }
                 if self.is_leader() && message.term == raft.term =>
@@ -37,6 +38,12 @@ impl Group {
             Body::Snapshot(snapshot) => {
                 let snapshot = snapshot.clone();
                 self.offer(from, message.term, snapshot, now_ms);
+                return;
+            }
+            Body::LogLost { last } => {
+                if self.is_leader() && message.term == raft.term {
+                    self.send_again(from, *last);
+                }
                 return;
             }
             Body::SnapshotFailed => {
@@ -61,20 +68,36 @@ impl Group {
             .is_none_or(|heard| now_ms >= heard.saturating_add(setting.config.election_min_ms))
     }
 
+    /// The leader believes that we have more than we do: our log lost entries that were durable, or the leader
+    /// is not one. The library takes no word for that, and would wait until the leader has trimmed its log.
+    fn tell_lost(&mut self, leader: NodeId, message: &Message) {
+        let Body::Heartbeat { commit, .. } = message.body else { return };
+        let last = self.raw.raft.raft_log.last_index();
+        if commit > last {
+            tracing::error!(group = self.id.0, commit, last, %leader,
+                "leader counts on entries that are not in this log");
+            let message = Message { term: message.term, body: Body::LogLost { last } };
+            self.failures.push((leader, message));
+        }
+    }
+
+    /// Leader: a follower has lost what it had. From there on it is sent again; nothing that was committed is
+    /// less so by that.
+    fn send_again(&mut self, follower: NodeId, last: u64) {
+        let Some(progress) = self.raw.raft.mut_prs().get_mut(raft_id(follower)) else { return };
+        if last < progress.matched && progress.state != ProgressState::Snapshot {
+            progress.matched = last;
+            progress.become_probe();
+        }
+    }
+
     /// Keeps from the library what it would panic on, and what trips its known defects.
     fn sanitize(&self, mut raw: Raw) -> Option<Raw> {
         let raft = &self.raw.raft;
         let last = raft.raft_log.last_index();
         match raw.get_msg_type() {
             MessageType::MsgHeartbeat if raw.term >= raft.term && raw.commit > last => {
-                // The leader believes that we have more than we do: our log lost entries that
-                // were durable, or the leader is not one. We cannot commit what we do not have.
-                tracing::error!(
-                    group = self.id.0,
-                    commit = raw.commit,
-                    last,
-                    "leader counts on entries that are not in this log"
-                );
+                // We cannot commit what we do not have.
                 raw.commit = last;
             }
             MessageType::MsgAppendResponse if raw.term == raft.term && self.is_leader() => {

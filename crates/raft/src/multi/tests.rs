@@ -238,6 +238,37 @@ fn a_follower_that_fell_behind_the_log_catches_up_by_snapshot() {
     world.check();
 }
 
+/// The story (simulation, seed 72): a disk that had lied about syncs lost entries that its node had acknowledged.
+/// The leader took them for there until it had trimmed its log: for half a minute the follower followed nothing.
+#[test]
+fn a_follower_whose_log_lost_what_it_had_acknowledged_gets_it_again() {
+    let group = PartitionId(1);
+    let mut world = world(7, 3);
+    world.found(1, &[0, 1, 2]);
+    world.run(1000);
+    let leader = world.leader(1).unwrap();
+    let loser = (leader + 1) % 3;
+    for i in 0..6 {
+        if i == 3 {
+            let before = &mut world.nodes[loser];
+            let (disk, machine) = (before.disk.image(), before.machines[&group].clone());
+            world.propose(1, format!("{i}")).unwrap();
+            world.run(300);
+            world.crash(loser, 20);
+            world.nodes[loser].disk = disk;
+            world.nodes[loser].machines.insert(group, machine);
+            continue;
+        }
+        world.propose(1, format!("{i}")).unwrap();
+        world.run(300);
+    }
+    assert_eq!(world.leader(1), Some(leader));
+    world.until("it has all", |world| {
+        world.nodes[loser].machines[&group].index == world.nodes[leader].machines[&group].index
+    });
+    world.check();
+}
+
 /// The story: a follower was fetching a snapshot when its leader died. The next one still had the
 /// entries in its log, and the follower caught up by them. Then the fetch ended, the owner put the
 /// snapshot in the place of the newer state, and Raft, which had delivered all entries, delivered none

@@ -15,7 +15,7 @@ pub const SECTOR_BYTES: usize = 512;
 #[derive(Clone, Debug, Default)]
 pub struct MemoryStorage(Arc<Mutex<Disk>>);
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Disk {
     files: Vec<FileState>,
     /// Names as a running process sees them, to indexes of `files`.
@@ -33,7 +33,7 @@ struct Disk {
     is_full: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct FileState {
     /// What a reader sees.
     cached: Vec<u8>,
@@ -89,6 +89,12 @@ impl MemoryStorage {
             }
         }
         disk.names = disk.durable_names.clone();
+    }
+
+    /// Another disk with what is on this one now.
+    #[must_use]
+    pub fn image(&self) -> MemoryStorage {
+        MemoryStorage(Arc::new(Mutex::new(self.disk().clone())))
     }
 
     /// Power loss where a seeded coin decides for each sector.
