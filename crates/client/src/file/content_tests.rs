@@ -192,8 +192,9 @@ enum Step {
     /// Sends what the scope says; the connection breaks after so many operations.
     /// Meanwhile the program may write more, or another client, which we learn of at once.
     Push(Scope, usize, Meanwhile, Meanwhile),
-    /// Publishes; or the answer is "no". Meanwhile the program may write more.
-    Publish(bool, Option<(u64, usize)>),
+    /// Publishes; or the answer is "no". Meanwhile the program may write more, or the answer comes after
+    /// another client has written, too.
+    Publish(bool, Meanwhile, Meanwhile),
     Reload,
     Reopen,
     /// Another client writes; whether we hear of it at once.
@@ -205,6 +206,7 @@ fn step() -> impl Strategy<Value = Step> {
     let length = prop_oneof![1..50usize, 1..2000usize, 1..300_000usize];
     let scope = prop_oneof![Just(Scope::All), Just(Scope::FullPackets)];
     let meanwhile = prop::option::of((place.clone(), 1..2000usize));
+    let other = prop::option::weighted(0.3, (prop_oneof![0..50u64, 0..5000u64], 1..2000usize));
     prop_oneof![
         5 => (place.clone(), length).prop_map(|(at, length)| Step::Write(at, length)),
         1 => prop_oneof![Just(0), place].prop_map(Step::Truncate),
@@ -212,10 +214,11 @@ fn step() -> impl Strategy<Value = Step> {
             scope,
             prop_oneof![Just(usize::MAX), 0..4usize],
             meanwhile.clone(),
-            prop::option::weighted(0.3, (prop_oneof![0..50u64, 0..5000u64], 1..2000usize)),
+            other.clone(),
         )
             .prop_map(|(scope, n, write, other)| Step::Push(scope, n, write, other)),
-        2 => (any::<bool>(), meanwhile).prop_map(|(ok, write)| Step::Publish(ok, write)),
+        2 => (any::<bool>(), meanwhile, other)
+            .prop_map(|(ok, write, other)| Step::Publish(ok, write, other)),
         1 => Just(Step::Reload),
         1 => Just(Step::Reopen),
         2 => (prop_oneof![0..50u64, 0..5000u64], prop_oneof![1..30usize, 1..3000usize], any::<bool>())
@@ -328,7 +331,7 @@ impl World {
         true
     }
 
-    fn publish(&mut self, succeeds: bool, write: Meanwhile) {
+    fn publish(&mut self, succeeds: bool, write: Meanwhile, other: Meanwhile) {
         let mut meanwhile = write;
         for _ in 0..4 {
             if !self.push(Scope::All, usize::MAX, None, None) {
@@ -349,11 +352,17 @@ impl World {
                 self.budget -= self.content.publish_was_behind(&publish);
                 continue;
             };
-            self.budget -= self.content.published(publish, attributes, before);
             self.own.fill(false);
             if let Some((at, length)) = later {
                 self.own[at as usize..at as usize + length].fill(true);
             }
+            if let Some((at, length)) = other {
+                // A reader may have had the file loaded while the publish was in doubt.
+                self.other(at, length, true);
+                self.reload();
+            }
+            self.budget -= self.content.published(publish, attributes, before);
+            self.content.stale |= other.is_some();
             return;
         }
         panic!("never up to date");
@@ -405,11 +414,11 @@ proptest! {
                 Step::Push(scope, breaks_after, write, other) => {
                     world.push(scope, breaks_after, write, other);
                 }
-                Step::Publish(succeeds, write) => world.publish(succeeds, write),
+                Step::Publish(succeeds, write, other) => world.publish(succeeds, write, other),
                 Step::Reload => world.reload(),
                 Step::Other(at, length, heard) => world.other(at, length, heard),
                 Step::Reopen => {
-                    world.publish(true, None);
+                    world.publish(true, None, None);
                     if world.is_behind {
                         world.reload();
                     }
@@ -421,8 +430,8 @@ proptest! {
             }
             world.check();
         }
-        world.publish(true, None);
-        world.publish(true, None);
+        world.publish(true, None, None);
+        world.publish(true, None, None);
         prop_assert!(!world.content.is_dirty());
         prop_assert_eq!(world.budget, 0);
         let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
@@ -438,7 +447,7 @@ proptest! {
 fn a_write_over_committed_bytes_and_beyond_is_split() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.publish(true, None);
+    world.publish(true, None, None);
     world.write(900, 300);
     let push = world.content.begin_push(Scope::All, Placing::InPlace, INLINE).unwrap();
     let replaced: Vec<_> =
@@ -453,12 +462,12 @@ fn a_write_over_committed_bytes_and_beyond_is_split() {
 fn bytes_put_over_what_somebody_replaced_are_laid_over_the_replacement() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.publish(true, None);
+    world.publish(true, None, None);
     world.other(200, 300, false);
     world.write(100, 300);
     world.push(Scope::All, usize::MAX, None, None);
     assert_eq!(world.content.buffered_bytes(), 300, "kept until the inode's partition agrees");
-    world.publish(true, None);
+    world.publish(true, None, None);
     assert_eq!(world.content.buffered_bytes(), 0);
     world.reload();
     world.check();
@@ -524,7 +533,7 @@ fn the_file_does_not_shrink_while_a_publish_is_on_its_way() {
 fn flushed_extents_are_not_flushed_again() {
     let mut world = World::new();
     world.write(0, 1000);
-    world.publish(true, None);
+    world.publish(true, None, None);
     let unflushed = world.content.unflushed();
     assert_eq!(unflushed[&PartitionId(1)], [(ExtentId(1), 1000)]);
     let news = world.content.flushed(unflushed.clone());
@@ -535,7 +544,7 @@ fn flushed_extents_are_not_flushed_again() {
     world.reload();
     assert!(world.content.unflushed().is_empty(), "known to be on disk, whatever the layout says");
     world.write(1000, 10);
-    world.publish(true, None);
+    world.publish(true, None, None);
     assert_eq!(world.content.unflushed()[&PartitionId(1)], [(ExtentId(1), 1010)]);
 }
 
@@ -565,11 +574,11 @@ fn more_segments_than_one_publish_takes_go_in_several() {
 fn content_on_its_way_out_of_the_inode_is_not_put_over_a_newer_one() {
     let mut world = World::new();
     world.write(0, 30);
-    world.publish(true, None);
+    world.publish(true, None, None);
     world.write(200, 100);
     world.push(Scope::All, usize::MAX, None, Some((10, 10)));
     world.check();
-    world.publish(true, None);
+    world.publish(true, None, None);
     world.check();
     let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
     assert_eq!(world.servers.read(other.sources(0, 1 << 30)), world.model);
