@@ -160,6 +160,13 @@ pub enum DataRequest {
         /// behind, or further, answers `Busy`.
         applied: u64,
     },
+    /// Member to leader: may readers be answered here? If this configuration is in force, they may.
+    Licence {
+        /// Which partition.
+        partition: PartitionId,
+        /// The sender's epoch.
+        epoch: Epoch,
+    },
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.

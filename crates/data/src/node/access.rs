@@ -13,6 +13,7 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         | R::Seal { .. }
         | R::Fetch { .. }
         | R::Doubtful { .. }
+        | R::Licence { .. }
         | R::Returned { .. } => &[Role::Data],
         R::ExtentInfo { .. } | R::Freed { .. } => &[Role::Data, Role::Admin],
         R::Free { .. } => &[Role::Meta, Role::Data],
@@ -42,6 +43,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::Fetch { partition, .. }
         | R::Doubtful { partition, .. }
         | R::Freed { partition, .. }
+        | R::Licence { partition, .. }
         | R::Returned { partition, .. }
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }

@@ -342,7 +342,7 @@ impl Run {
                 | StoreError::Corrupt { .. }
                 | StoreError::Doubtful { .. },
             ) if source != self.node => {
-                filling.fill(new, length, source).await?;
+                filling.fill(new, length, self.configuration.epoch, source).await?;
             }
             Err(error) => return Err(error.into()),
         }

@@ -42,9 +42,16 @@ impl Filling {
     /// Makes this replica of the extent `length` bytes long, with the bytes of `source`, and seals
     /// it. What is there is kept; a run that was cut short goes on where it ended. If the block in which
     /// the extent is to end is damaged here, it is the source's.
-    pub async fn fill(&self, new: NewExtent, length: u64, source: NodeId) -> Result<(), DataError> {
-        let (extent, epoch) = (new.id, self.epoch().await?);
-        let mut held = self.on_extent(extent, move |store| prepare(store, new, length)).await?;
+    pub async fn fill(
+        &self,
+        new: NewExtent,
+        length: u64,
+        epoch: Epoch,
+        source: NodeId,
+    ) -> Result<(), DataError> {
+        let extent = new.id;
+        let store = Arc::clone(&self.store);
+        let mut held = self.in_epoch(epoch, extent, move || prepare(&store, new, length)).await??;
         let mut is_mark_known = false;
         while held < length {
             // Another primary may have decided on another length.
@@ -340,7 +347,7 @@ impl Disk {
                     | StoreError::Corrupt { .. }
                     | StoreError::Doubtful { .. },
                 ) => {
-                    disk.start_fill(id, new, length, source, reply);
+                    disk.start_fill(id, new, (epoch, length), source, reply);
                 }
                 other => answer_done(reply, other.map_err(DataError::from)),
             },
@@ -351,19 +358,23 @@ impl Disk {
         &mut self,
         id: PartitionId,
         new: NewExtent,
-        length: u64,
+        (epoch, length): (Epoch, u64),
         source: NodeId,
         reply: Reply,
     ) {
         let Some(filling) = self.filling(id) else { return };
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let epoch = partition.configuration.epoch;
-        if let Some(fill) = partition.filling.get_mut(&new.id) {
-            return fill.waiting.push(reply);
+        // Another word may have come while this one waited for its turn.
+        match partition.filling.get_mut(&new.id) {
+            Some(fill) if (fill.epoch, fill.length) == (epoch, length) => {
+                return fill.waiting.push(reply);
+            }
+            Some(_) => return answer_done(reply, Err(DataError::Busy)),
+            None => {}
         }
         partition.filling.insert(new.id, Fill { epoch, length, waiting: vec![reply] });
         tokio::task::spawn_local(async move {
-            let result = filling.fill(new, length, source).await;
+            let result = filling.fill(new, length, epoch, source).await;
             if let Err(error) = &result {
                 tracing::info!(partition = %id, extent = %new.id, %source, %error,
                     "an extent could not be filled; it is tried again");

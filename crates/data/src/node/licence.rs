@@ -10,12 +10,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
+use milpa_host::rpc::Reply;
+use milpa_types::{DataError, Epoch, NodeId, PartitionId};
 use milpa_wire::data::DataRequest;
 
 use super::disk::Disk;
-use super::partition::Partition;
-use super::shared::Shared;
+use super::partition::{Partition, answer_done};
 
 /// A process that does not look at its clock for so long may have been stopped for longer.
 const LATE_MS: u64 = 500;
@@ -77,19 +77,6 @@ fn to_ask(partition: &Partition, node: NodeId, now: u64) -> Option<NodeId> {
     partition.leader.filter(|leader| wants && is_due && *leader != node)
 }
 
-/// Asks a node whether this configuration is in force there, now: its reports are a moment old.
-pub(super) async fn in_force(
-    shared: &Shared,
-    node: NodeId,
-    partition: PartitionId,
-    epoch: Epoch,
-) -> Result<(), DataError> {
-    // Of no extent that there is: it is the epoch that is asked for.
-    let extents = vec![ExtentId(u64::MAX)];
-    let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
-    shared.ask_node(node, &request, Bytes::new(), ASK_WAIT).await.map(drop)
-}
-
 impl Disk {
     /// Asks where it is needed.
     pub fn tick_licences(&mut self, now: u64) {
@@ -104,11 +91,27 @@ impl Disk {
             let (id, epoch) = (partition.id, partition.configuration.epoch);
             let (revoked, shared) = (partition.licence.revoked, Rc::clone(&self.shared));
             tokio::task::spawn_local(async move {
-                let said = in_force(&shared, leader, id, epoch).await;
+                let request = DataRequest::Licence { partition: id, epoch };
+                let said =
+                    shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await.map(drop);
                 let done = move |disk: &mut Disk| disk.licensed(id, (epoch, revoked), said);
                 shared.ask_disk(disk, done).await;
             });
         }
+    }
+
+    /// Answers who asks for a licence. Not on a thread of the disk, where it would wait for those who flush; and
+    /// only as the leader: to be taken for one is not enough.
+    pub(super) fn license(&mut self, (id, epoch): (PartitionId, Epoch), reply: Reply) {
+        let lease = self.driver.multi.lease_valid(id, milpa_host::clock::now_ms());
+        let checked = self.partition(id).and_then(|partition| {
+            partition.check_epoch(epoch)?;
+            if !partition.leads() {
+                return Err(partition.not_leader());
+            }
+            if lease { Ok(()) } else { Err(DataError::Busy) }
+        });
+        answer_done(reply, checked);
     }
 
     fn licensed(

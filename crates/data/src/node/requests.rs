@@ -60,6 +60,9 @@ impl Disk {
             DataRequest::Doubtful { partition, extent, block, applied } => {
                 self.doubtful((partition, extent), block, applied, reply);
             }
+            DataRequest::Licence { partition, epoch } => {
+                self.license((partition, epoch), reply);
+            }
             DataRequest::CreatePartition(create) => self.create_partition(create, reply),
             DataRequest::DeletePartition { partition } => self.delete_partition(partition, reply),
             DataRequest::Configure { partition, configuration } => {

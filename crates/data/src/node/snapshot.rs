@@ -8,14 +8,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_raft::{InstallSnapshot, SnapshotDescriptor};
-use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
 
 use crate::store::StoreError;
 
 use super::disk::Disk;
 use super::fill::Filling;
-use super::licence::in_force;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
@@ -167,14 +166,22 @@ async fn configuration_with_us(
         let configuration = configuration_at(filling, leader).await?;
         let Configuration { members, learners, .. } = &configuration;
         let names_us = members.contains(&node) || learners.contains(&node);
-        let (shared, epoch) = (&filling.shared, configuration.epoch);
-        // A newer one may be below the snapshot too.
-        if names_us && in_force(shared, leader, filling.partition, epoch).await.is_ok() {
+        if names_us && is_in_force(filling, leader, configuration.epoch).await {
             return Ok(configuration);
         }
         tokio::time::sleep(REPORT_PAUSE).await;
     }
     Err(DataError::Busy)
+}
+
+/// Whether a configuration that was reported is the newest there: that one may be below the snapshot too. Not by
+/// asking for a licence: a leader may need this very replica to become one that can give it.
+async fn is_in_force(filling: &Filling, leader: NodeId, epoch: Epoch) -> bool {
+    let partition = filling.partition;
+    // Of no extent that there is.
+    let extents = vec![ExtentId(u64::MAX)];
+    let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
+    filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await.is_ok()
 }
 
 async fn configuration_at(filling: &Filling, leader: NodeId) -> Result<Configuration, DataError> {

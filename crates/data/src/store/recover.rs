@@ -398,9 +398,21 @@ impl Scan<'_> {
             {
                 return known(length);
             }
-            (Slot::Marked { mark: Mark::Damaged, crc, length }, _)
-            | (_, Some(Slot::Marked { mark: Mark::Damaged, crc, length })) => {
+            (Slot::Marked { mark: Mark::Damaged, crc, length }, _) => {
                 return (length.into(), Sum { crc, mark: Some(Mark::Damaged) });
+            }
+            // Whole since, if the slot is of other bytes than these.
+            (slot, Some(Slot::Marked { mark: Mark::Damaged, crc, length })) => {
+                let sum = Sum { crc, mark: Some(Mark::Damaged) };
+                return match slot {
+                    Slot::Live { crc: new, length: longer }
+                        if (new != crc || longer > length)
+                            && bytes.get(..longer.into()).map(crc32c) == Some(new) =>
+                    {
+                        (longer.into(), Sum::whole(new))
+                    }
+                    _ => (length.into(), sum),
+                };
             }
             _ => {}
         }

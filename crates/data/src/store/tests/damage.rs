@@ -446,3 +446,24 @@ fn a_label_of_the_first_version_is_replaced() {
         world = world.crash(5);
     }
 }
+
+/// Found by a reader: a header that was older than the repair made the last block damaged again, and what had been
+/// appended behind it was cut.
+#[test]
+fn a_repaired_end_stays_whole_though_the_header_does_not_know_of_it() {
+    let world = World::with_extent();
+    let mut bytes = pattern(1, 5_000);
+    world.append(&bytes).unwrap();
+    world.flush().unwrap();
+    world.store.distrust(LARGE, 1).unwrap();
+    world.store.flush_all().unwrap();
+    bytes[4_096..].copy_from_slice(&pattern(2, 904));
+    repair(&world, &bytes, 1);
+    let world = world.kill();
+    assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+    world.append(&pattern(3, 1_000)).unwrap();
+    bytes.extend(pattern(3, 1_000));
+    let world = world.kill();
+    assert_eq!(world.length(LARGE), 6_000);
+    assert_eq!(check_reads(&world, &bytes), Vec::<u64>::new());
+}
