@@ -204,6 +204,23 @@ fn an_end_that_one_member_alone_has_and_that_rotted_is_cut() {
     });
 }
 
+/// An extent, and what the files of 2 and 3 held when it had so many bytes.
+async fn grown(cluster: &nodes::Cluster, bytes: &[u8], early: usize) -> (ExtentId, [Vec<u8>; 2]) {
+    let new = AppendTarget::New { token: 1 };
+    let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..early]).await;
+    let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
+    let more = AppendTarget::Extent { extent, offset: early as u64 };
+    cluster.append(1, 1, more, &bytes[early..]).await.unwrap();
+    (extent, before)
+}
+
+/// As if power had taken what came since.
+fn put_back(cluster: &nodes::Cluster, extent: ExtentId, before: [Vec<u8>; 2]) {
+    for (node, before) in [2, 3].into_iter().zip(before) {
+        std::fs::write(cluster.extent_file(node, extent), before).unwrap();
+    }
+}
+
 /// The same, but the bytes were acknowledged: power took them at two members, and the block in which the third
 /// one has them rotted. They are lost, and in their place: nothing is cut that somebody was promised.
 #[test]
@@ -211,16 +228,10 @@ fn an_acknowledged_end_that_rotted_where_it_is_left_is_lost_in_its_place() {
     run(async |cluster| {
         let all = [1, 2, 3];
         let bytes = pattern(1, 60_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..40_000]).await;
-        let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
-        let more = AppendTarget::Extent { extent, offset: 40_000 };
-        cluster.append(1, 1, more, &bytes[40_000..50_000]).await.unwrap();
+        let (extent, before) = grown(cluster, &bytes[..50_000], 40_000).await;
         cluster.kill_nodes(&[2, 3]).await;
         cluster.append_alone(1, extent, 50_000, &bytes[50_000..]).await;
-        for (node, before) in [2, 3].into_iter().zip(before) {
-            std::fs::write(cluster.extent_file(node, extent), before).unwrap();
-        }
+        put_back(cluster, extent, before);
         cluster.rot_extent(1, extent, 49_300);
         cluster.start_node(2).await;
         cluster.start_node(3).await;
@@ -242,20 +253,14 @@ fn what_rots_where_it_is_left_takes_nothing_with_it_that_others_have_of_its_bloc
     for is_sealed in [false, true] {
         run(async |cluster| {
             let bytes = pattern(1, 53_000);
-            let new = AppendTarget::New { token: 1 };
-            let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..50_000]).await;
-            let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)));
-            let more = AppendTarget::Extent { extent, offset: 50_000 };
-            cluster.append(1, 1, more, &bytes[50_000..]).await.unwrap();
+            let (extent, before) = grown(cluster, &bytes, 50_000).await;
             if is_sealed {
                 let close = DataRequest::Close { partition: PARTITION, extent };
                 cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
                 cluster.equal_digests(&[1, 2, 3], 1).await;
             }
             cluster.kill_nodes(&[2, 3]).await;
-            for (node, before) in [2, 3].into_iter().zip(before) {
-                std::fs::write(cluster.extent_file(node, extent), before.unwrap()).unwrap();
-            }
+            put_back(cluster, extent, before);
             cluster.rot_extent(1, extent, 49_300);
             cluster.start_node(2).await;
             cluster.start_node(3).await;
@@ -281,11 +286,7 @@ fn an_acknowledged_block_that_one_member_alone_has_and_doubts_is_settled() {
     run(async |cluster| {
         let all = [1, 2, 3];
         let bytes = pattern(1, 60_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..40_000]).await;
-        let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
-        let more = AppendTarget::Extent { extent, offset: 40_000 };
-        cluster.append(1, 1, more, &bytes[40_000..]).await.unwrap();
+        let (extent, before) = grown(cluster, &bytes, 40_000).await;
         cluster.kill_nodes(&all).await;
         for node in all {
             cluster.start_node_with_long_log(node).await;
@@ -293,9 +294,7 @@ fn an_acknowledged_block_that_one_member_alone_has_and_doubts_is_settled() {
         cluster.equal_digests(&all, 1).await;
         cluster.overwrite(&all, 1, extent, 50_000, &pattern(2, 100)).await;
         cluster.kill_nodes(&all).await;
-        for (node, before) in [2, 3].into_iter().zip(before) {
-            std::fs::write(cluster.extent_file(node, extent), before).unwrap();
-        }
+        put_back(cluster, extent, before);
         cluster.rot_extent(1, extent, 49_300);
         for node in all {
             cluster.start_node_with_long_log(node).await;
