@@ -343,7 +343,9 @@ impl Disk {
                 }
             }
             let note = move |disk: &mut Disk| {
-                if let Some(partition) = disk.partitions.get_mut(&id) {
+                let Some(partition) = disk.partitions.get_mut(&id) else { return };
+                // Another one may have members that were not asked.
+                if partition.configuration.epoch == configuration.epoch {
                     partition.marked_everywhere.insert(extent);
                 }
             };

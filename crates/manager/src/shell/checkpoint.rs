@@ -47,6 +47,12 @@ pub enum CheckpointError {
         #[source]
         source: SnapshotError,
     },
+    /// Whoever wrote it panicked.
+    #[error("checkpoint file {}: writing it ended early", path.display())]
+    Ended {
+        /// Which.
+        path: PathBuf,
+    },
     /// The state is there and its position is not, or the reverse.
     #[error("checkpoint file {} holds half a checkpoint", path.display())]
     Incomplete {
@@ -185,6 +191,12 @@ impl CheckpointStore {
     pub fn load(&self) -> Result<Option<(State, SnapshotDescriptor)>, CheckpointError> {
         let values = self.with(read)?;
         decode(values, &self.path)
+    }
+
+    /// What became of a write that never said so.
+    #[must_use]
+    pub fn ended(&self) -> CheckpointError {
+        CheckpointError::Ended { path: self.path.to_path_buf() }
     }
 
     /// Replaces the checkpoint, unless the one there is newer: the log may have been cut where that

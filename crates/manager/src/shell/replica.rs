@@ -335,17 +335,17 @@ impl Replica {
         checkpoints.unsaved_since_ms = None;
         let (store, inbox) = (checkpoints.store.clone(), self.inbox.clone());
         let bytes = Bytes::from(self.state.encode());
+        let (saved, position, state) = (store.clone(), descriptor.clone(), bytes.clone());
         let saving = jobs::run("checkpoint", move || {
             let started = Instant::now();
-            let result = store.save(&bytes, &descriptor);
+            let result = saved.save(&state, &position);
             metrics().checkpoint.observe(started.elapsed().as_secs_f64());
-            Event::CheckpointDone { descriptor, bytes, result }
+            result
         });
         tokio::task::spawn_local(async move {
-            if let Ok(done) = saving.await {
-                // The loop is gone only when the process ends.
-                let _ = inbox.send(done).await;
-            }
+            let result = saving.await.unwrap_or_else(|_| Err(store.ended()));
+            // The loop is gone only when the process ends.
+            let _ = inbox.send(Event::CheckpointDone { descriptor, bytes, result }).await;
         });
     }
 
