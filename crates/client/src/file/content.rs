@@ -12,6 +12,8 @@
 //! and is zero if it is nowhere. Bytes leave 1 to 3 only when they are part of the file or all members
 //! have them, so a failure at any moment loses nothing: [`Content::push_failed`] puts them back.
 
+mod flushed;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -19,11 +21,11 @@ use milpa_types::{Attributes, Column, ExtentId, PACKET_BYTES, PartitionId, Segme
 use milpa_wire::meta::{Content as WireContent, Publish};
 
 use crate::data::append::Committed;
-use crate::data::flush::Extents;
 use crate::data::overwrite::Replacement;
 use crate::error::FsError;
 use crate::ranges::{RangeMap, packets};
 use crate::segments::SegmentMap;
+use flushed::{is_on_disk, note};
 
 /// The largest file: what off_t can express.
 pub(crate) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
@@ -622,68 +624,6 @@ impl Content {
         self.find_unflushed();
         released
     }
-
-    /// The segments that may not be on disk, in the file's order.
-    pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
-        let may_be_lost = |s: &&Segment| !s.flushed && !is_on_disk(&self.flushed, s);
-        self.segments.iter().filter(may_be_lost).cloned().collect()
-    }
-
-    /// Whether the file counts on these bytes to be on disk.
-    pub(crate) fn is_flushed(&self, lost: Column, length: u64) -> bool {
-        let end = lost.offset.saturating_add(length);
-        self.segments.iter().any(|segment| {
-            let Some(its) = segment.column() else { return false };
-            let is_hit = (its.partition, its.extent) == (lost.partition, lost.extent)
-                && its.offset < end
-                && lost.offset < its.offset + segment.length;
-            is_hit && (segment.flushed || is_on_disk(&self.flushed, segment))
-        })
-    }
-
-    /// What an fsync must have flushed by all members.
-    pub(crate) fn unflushed(&self) -> BTreeMap<PartitionId, Extents> {
-        let mut partitions: BTreeMap<PartitionId, Extents> = BTreeMap::new();
-        for (&(partition, extent), &length) in &self.unflushed {
-            partitions.entry(partition).or_default().push((extent, length));
-        }
-        partitions
-    }
-
-    /// All members have these on disk. Gives what the servers do not know of it.
-    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) -> Vec<Segment> {
-        if extents.is_empty() {
-            return Vec::new();
-        }
-        for (partition, extents) in extents {
-            for (extent, length) in extents {
-                let key = (partition, extent);
-                if self.unflushed.get(&key).is_some_and(|needed| *needed <= length) {
-                    self.unflushed.remove(&key);
-                }
-                let known = self.flushed.entry(key).or_default();
-                *known = length.max(*known);
-            }
-        }
-        let news = |s: &&Segment| !s.flushed && is_on_disk(&self.flushed, s);
-        let news: Vec<Segment> = self.segments.iter().filter(news).cloned().collect();
-        for segment in &news {
-            self.segments.overlay(Segment { flushed: true, ..segment.clone() });
-        }
-        // What is not published yet will say so itself.
-        let is_published = |s: &Segment| self.unpublished.parts(s.offset, s.end()).len() == 1;
-        news.into_iter().filter(|s| self.unpublished.is_empty() || is_published(s)).collect()
-    }
-
-    /// Looks through the whole map, after it was loaded or cut.
-    fn find_unflushed(&mut self) {
-        let mut unflushed = BTreeMap::new();
-        for segment in self.segments.iter().filter(|segment| !segment.flushed) {
-            note(&mut unflushed, segment);
-        }
-        unflushed.retain(|key, length| self.flushed.get(key).is_none_or(|done| done < length));
-        self.unflushed = unflushed;
-    }
 }
 
 fn taken_apart(content: WireContent) -> Result<(SegmentMap, Option<Bytes>), FsError> {
@@ -691,19 +631,6 @@ fn taken_apart(content: WireContent) -> Result<(SegmentMap, Option<Bytes>), FsEr
         WireContent::Inline(bytes) => (SegmentMap::default(), Some(bytes.into())),
         WireContent::Segments(segments) => (SegmentMap::from_server(segments)?, None),
     })
-}
-
-fn is_on_disk(flushed: &BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) -> bool {
-    let milpa_types::Columns::One(column) = &segment.columns else { return false };
-    let known = flushed.get(&(column.partition, column.extent));
-    known.is_some_and(|known| column.offset + segment.length <= *known)
-}
-
-fn note(unflushed: &mut BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) {
-    if let milpa_types::Columns::One(column) = &segment.columns {
-        let needed = unflushed.entry((column.partition, column.extent)).or_default();
-        *needed = (*needed).max(column.offset + segment.length);
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,90 @@
+//! What of a file's content is known to be on disks, and what an fsync has to ask for.
+
+use std::collections::BTreeMap;
+
+use milpa_types::{Column, Columns, ExtentId, PartitionId, Segment};
+
+use super::Content;
+use crate::data::flush::Extents;
+
+impl Content {
+    /// The segments that may not be on disk, in the file's order.
+    pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
+        let may_be_lost = |s: &&Segment| !s.flushed && !is_on_disk(&self.flushed, s);
+        self.segments.iter().filter(may_be_lost).cloned().collect()
+    }
+
+    /// Whether the file counts on these bytes to be on disk.
+    pub(crate) fn is_flushed(&self, lost: Column, length: u64) -> bool {
+        let end = lost.offset.saturating_add(length);
+        self.segments.iter().any(|segment| {
+            let Some(its) = segment.column() else { return false };
+            let is_hit = (its.partition, its.extent) == (lost.partition, lost.extent)
+                && its.offset < end
+                && lost.offset < its.offset + segment.length;
+            is_hit && (segment.flushed || is_on_disk(&self.flushed, segment))
+        })
+    }
+
+    /// What an fsync must have flushed by all members.
+    pub(crate) fn unflushed(&self) -> BTreeMap<PartitionId, Extents> {
+        let mut partitions: BTreeMap<PartitionId, Extents> = BTreeMap::new();
+        for (&(partition, extent), &length) in &self.unflushed {
+            partitions.entry(partition).or_default().push((extent, length));
+        }
+        partitions
+    }
+
+    /// All members have these on disk. Gives what the servers do not know of it.
+    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) -> Vec<Segment> {
+        if extents.is_empty() {
+            return Vec::new();
+        }
+        for (partition, extents) in extents {
+            for (extent, length) in extents {
+                let key = (partition, extent);
+                if self.unflushed.get(&key).is_some_and(|needed| *needed <= length) {
+                    self.unflushed.remove(&key);
+                }
+                let known = self.flushed.entry(key).or_default();
+                *known = length.max(*known);
+            }
+        }
+        let news = |s: &&Segment| !s.flushed && is_on_disk(&self.flushed, s);
+        let news: Vec<Segment> = self.segments.iter().filter(news).cloned().collect();
+        for segment in &news {
+            self.segments.overlay(Segment { flushed: true, ..segment.clone() });
+        }
+        // What is not published yet will say so itself.
+        let is_published = |s: &Segment| self.unpublished.parts(s.offset, s.end()).len() == 1;
+        news.into_iter().filter(|s| self.unpublished.is_empty() || is_published(s)).collect()
+    }
+
+    /// Looks through the whole map, after it was loaded or cut.
+    pub(super) fn find_unflushed(&mut self) {
+        let mut unflushed = BTreeMap::new();
+        for segment in self.segments.iter().filter(|segment| !segment.flushed) {
+            note(&mut unflushed, segment);
+        }
+        unflushed.retain(|key, length| self.flushed.get(key).is_none_or(|done| done < length));
+        self.unflushed = unflushed;
+    }
+}
+
+/// Whether all of a segment is below what is flushed of its extent.
+pub(super) fn is_on_disk(
+    flushed: &BTreeMap<(PartitionId, ExtentId), u64>,
+    segment: &Segment,
+) -> bool {
+    let Columns::One(column) = &segment.columns else { return false };
+    let known = flushed.get(&(column.partition, column.extent));
+    known.is_some_and(|known| column.offset + segment.length <= *known)
+}
+
+/// Notes that a segment's bytes are to be flushed, unless they are said to be.
+pub(super) fn note(unflushed: &mut BTreeMap<(PartitionId, ExtentId), u64>, segment: &Segment) {
+    if let Columns::One(column) = &segment.columns {
+        let needed = unflushed.entry((column.partition, column.extent)).or_default();
+        *needed = (*needed).max(column.offset + segment.length);
+    }
+}
