@@ -27,7 +27,7 @@ struct Arguments {
     /// Seeds that run at once.
     #[arg(long, default_value_t = 1)]
     jobs: usize,
-    /// Operations of all clients together, for each seed.
+    /// Operations of all clients together, for each seed, at least.
     #[arg(long, default_value_t = 2_000)]
     operations: u64,
     /// No faults.
@@ -71,6 +71,9 @@ struct Tally {
     failed: Vec<u64>,
     simulated_ms: u64,
     operations: u64,
+    /// Of the seed that had the fewest.
+    fewest_operations: Option<u64>,
+    fewest_faults: Option<u64>,
     longest_call_ms: u64,
     /// What happened how often; what never did has a zero.
     counts: BTreeMap<String, u64>,
@@ -92,6 +95,9 @@ impl Tally {
         }
         self.simulated_ms += outcome.simulated_ms;
         self.operations += outcome.operations;
+        let fewest = |known: Option<u64>, new| Some(known.map_or(new, |known| known.min(new)));
+        self.fewest_operations = fewest(self.fewest_operations, outcome.operations);
+        self.fewest_faults = fewest(self.fewest_faults, outcome.faults);
         self.longest_call_ms = self.longest_call_ms.max(outcome.longest_call.0);
         let maps = [
             (&mut self.counts, &outcome.counts),
@@ -116,6 +122,9 @@ impl Tally {
             self.operations,
             self.longest_call_ms as f64 / 1000.0
         );
+        if let (Some(operations), Some(faults)) = (self.fewest_operations, self.fewest_faults) {
+            println!("each seed had at least {operations} operations and {faults} faults");
+        }
         for (name, number) in self.counts.iter().filter(|(_, number)| **number > 0) {
             println!("  {name:<40} {number:>12}");
         }

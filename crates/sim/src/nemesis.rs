@@ -180,6 +180,11 @@ impl Nemesis {
         Some(fault)
     }
 
+    /// How many faults happened; that a cluster grows is none.
+    pub fn faults(&self) -> u64 {
+        self.counts.iter().filter(|(name, _)| **name != "grow").map(|(_, number)| number).sum()
+    }
+
     fn draw_kind(&mut self) -> Option<&'static str> {
         let total: u64 = self.weights.by_name().map(|(_, weight)| *weight).sum();
         let mut ticket = self.random.below(total);

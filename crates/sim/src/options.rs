@@ -9,12 +9,15 @@ use crate::machine::JobTimes;
 use crate::network::LinkFaults;
 use crate::random::Random;
 
+/// No seed is done before as many faults have happened.
+const FAULTS_MIN: u64 = 5;
+
 /// How a run is to be made.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// Decides everything else.
     pub seed: u64,
-    /// Operations of all clients together.
+    /// Operations of all clients together, at least.
     pub operations: u64,
     /// No faults at all.
     pub is_calm: bool,
@@ -91,6 +94,8 @@ pub(crate) struct Options {
     pub links: LinkFaults,
     pub jobs: JobTimes,
     pub name_loss: NameLoss,
+    /// So many happen at least.
+    pub faults_min: u64,
     /// Milliseconds between faults, on average.
     pub fault_every_ms: u64,
     /// Faults last up to this long.
@@ -131,6 +136,7 @@ impl Options {
                 max_us: *random.pick(&[200, 2_000, 8_000]).unwrap_or(&200),
             },
             name_loss: *random.pick(&[NameLoss::Newest, NameLoss::Any]).unwrap_or(&NameLoss::Any),
+            faults_min: FAULTS_MIN,
             fault_every_ms: *random.pick(&[300, 1_000, 3_000]).unwrap_or(&1_000),
             fault_lasts_ms: *random.pick(&[1_000, 5_000, 20_000]).unwrap_or(&5_000),
             is_gentle: random.chance(1, 2),
@@ -150,6 +156,9 @@ impl Options {
         }
         for name in &settings.without {
             options.leave_out(name);
+        }
+        if options.weights.by_name().all(|(_, weight)| *weight == 0) {
+            options.faults_min = 0;
         }
         if options.weights.lie > 0 {
             // What a disk loses behind our back and another one's end are two copies of three.

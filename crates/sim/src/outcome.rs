@@ -31,6 +31,8 @@ pub struct Outcome {
     pub simulated_ms: u64,
     /// Operations of the clients that ended.
     pub operations: u64,
+    /// Faults that happened.
+    pub faults: u64,
     /// Broken promises: which check found them, and what it saw.
     pub violations: Vec<(String, String)>,
     /// What happened how often, by name: faults, packets, operations.
@@ -97,6 +99,7 @@ fn summarize(simulation: &Simulation) -> Outcome {
         options: simulation.options.to_string(),
         simulated_ms: simulation.now_ms,
         operations: history.operations(),
+        faults: simulation.nemesis.faults(),
         violations: violations.collect(),
         counts: counts_of(simulation),
         longest_call: longest
@@ -157,11 +160,12 @@ impl fmt::Display for Outcome {
         let (longest_ms, operation) = &self.longest_call;
         writeln!(
             f,
-            "seed {}: {}, {} operations in {:.1} s of simulated time, longest {:.1} s ({operation}), \
-             hash {:016x}",
+            "seed {}: {}, {} operations and {} faults in {:.1} s of simulated time, \
+             longest {:.1} s ({operation}), hash {:016x}",
             self.seed,
             if self.is_good() { "good" } else { "FAILED" },
             self.operations,
+            self.faults,
             self.simulated_ms as f64 / 1000.0,
             *longest_ms as f64 / 1000.0,
             self.hash

@@ -6,7 +6,7 @@
 //! time. *Verification*: a client that has seen nothing reads everything, then deletes everything,
 //! and the space must come back.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::options::Options;
 use crate::random::Random;
 use crate::stalls::{self, Stalls};
 use crate::trace;
-use crate::workload::{self, Budget, Plan};
+use crate::workload::{self, Plan, Quota};
 
 /// Simulated milliseconds of a tick, while clients work and while everybody waits.
 const TICK_MS: u64 = 1;
@@ -76,7 +76,7 @@ pub(crate) struct Simulation {
     pub nemesis: Nemesis,
     pub wires: Arc<Mutex<Wires>>,
     machines: Vec<Placed>,
-    budget: Budget,
+    quota: Rc<Quota>,
     directories: Rc<RefCell<Vec<milpa_types::InodeId>>>,
     next_client: u32,
     /// Servers that ended by themselves, and when they are to be started again.
@@ -108,7 +108,7 @@ impl Simulation {
             nemesis: Nemesis::new(&options, Victims::default()),
             wires,
             machines: Vec::new(),
-            budget: Rc::new(Cell::new(options.operations)),
+            quota: Rc::new(Quota::new(options.operations, options.faults_min)),
             directories: Rc::new(RefCell::new(vec![milpa_types::InodeId::ROOT])),
             next_client: 1,
             restarts: Vec::new(),
@@ -261,7 +261,7 @@ impl Simulation {
             config: cluster::client_config(&key, &self.options),
             client,
             workers: self.options.workers,
-            budget: Rc::clone(&self.budget),
+            quota: Rc::clone(&self.quota),
             history: Rc::clone(&self.history),
             directories: Rc::clone(&self.directories),
             seed: self.options.seed,
@@ -342,7 +342,7 @@ impl Simulation {
         trace::note("phase: safety");
         self.run_until(SAFETY_MS, |sim| {
             sim.harm();
-            sim.budget.get() == 0
+            sim.quota.is_met()
         });
     }
 
@@ -353,6 +353,9 @@ impl Simulation {
         if let Some(fault) = self.nemesis.strike(self.now_ms) {
             trace::note(&format!("FAULT {}", self.describe(fault)));
             self.inflict(fault);
+            if fault != Fault::Grow {
+                self.quota.fault_happened();
+            }
         }
     }
 
@@ -555,6 +558,7 @@ impl Simulation {
 
     fn heal(&mut self) {
         trace::note("phase: heal");
+        self.quota.no_more_faults();
         for mend in self.nemesis.surrender(self.now_ms) {
             self.mend(mend);
         }

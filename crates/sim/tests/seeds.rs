@@ -22,8 +22,17 @@ fn the_same_seed_takes_the_same_course_and_another_seed_another() {
 fn a_calm_run_is_good() {
     let outcome = run(11, 150, true);
     assert!(outcome.is_good(), "{outcome}");
-    assert!(outcome.operations >= 100, "{outcome}");
+    assert!(outcome.operations >= 150, "{outcome}");
     let count = |name: &str| outcome.counts.get(name).copied().unwrap_or(0);
     assert!(count("checked reads") > 10 && count("checked replicas") > 6, "{:?}", outcome.counts);
     assert!(outcome.longest_call.0 < 1_000, "{:?}", outcome.longest_call);
+}
+
+/// What a tally counts as a seed is one: operations that ended, and faults that happened.
+#[test]
+fn a_seed_is_not_done_before_it_has_seen_its_operations_and_its_faults() {
+    for seed in 0..4 {
+        let outcome = run(seed, 10, false);
+        assert!(outcome.operations >= 10 && outcome.faults >= 5, "{outcome}");
+    }
 }

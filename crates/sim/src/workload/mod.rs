@@ -2,8 +2,10 @@
 
 mod files;
 mod names;
+mod quota;
 mod walk;
 mod worker;
 
+pub(crate) use quota::Quota;
 pub(crate) use walk::{delete_all, verify};
-pub(crate) use worker::{Budget, Plan, run_client};
+pub(crate) use worker::{Plan, run_client};

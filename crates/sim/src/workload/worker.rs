@@ -1,6 +1,6 @@
 //! One client of the volume and its workers.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -13,8 +13,7 @@ use crate::random::Random;
 use crate::stalls::Ended;
 use crate::trace;
 
-/// How many operations are left to do, for all workers of all clients.
-pub(crate) type Budget = Rc<Cell<u64>>;
+use super::quota::Quota;
 
 /// Directories that are known to have been made, and are used by everybody.
 pub(crate) type Directories = Rc<RefCell<Vec<InodeId>>>;
@@ -26,7 +25,7 @@ pub(crate) struct Plan {
     /// Names the client in one of its lives.
     pub client: u32,
     pub workers: u32,
-    pub budget: Budget,
+    pub quota: Rc<Quota>,
     pub history: SharedHistory,
     pub directories: Directories,
     pub seed: u64,
@@ -57,7 +56,7 @@ const FILES_OPEN_MAX: usize = 4;
 /// Between two tries to connect.
 const CONNECT_PAUSE: Duration = Duration::from_millis(200);
 
-/// Connects and works until the budget is used up. Gives how it ended.
+/// Connects and works until the quota is met. Gives how it ended.
 pub(crate) async fn run_client(plan: Plan) -> String {
     let client = loop {
         match Client::connect(plan.config.clone()).await {
@@ -89,8 +88,7 @@ pub(crate) async fn run_client(plan: Plan) -> String {
 
 impl Worker {
     async fn work(mut self) {
-        while self.plan.budget.get() > 0 {
-            self.plan.budget.set(self.plan.budget.get() - 1);
+        while !self.plan.quota.is_met() {
             self.step().await;
             let pause = self.random.below(self.plan.pause_max_ms + 1);
             if pause > 0 {
@@ -139,6 +137,7 @@ impl Worker {
         began: tokio::time::Instant,
         result: &Result<T, FsError>,
     ) {
+        self.plan.quota.operation_ended();
         let took_ms = began.elapsed().as_millis() as u64;
         let error = result.as_ref().err();
         let end = error.map_or("ok".to_owned(), ToString::to_string);
