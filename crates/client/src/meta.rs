@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use milpa_host::rpc::CallError;
-use milpa_types::{InodeId, MetaError, MetaPartition, MetaSlot, Next, NodeId, PartitionId};
+use milpa_types::{
+    InodeId, MetaError, MetaPartition, MetaSlot, Next, NodeId, PartitionId, SessionId,
+};
 use milpa_wire::meta::{MetaAnswer, MetaRead, MetaRequest, MetaWrite};
 
 use crate::core::{Core, Retry, lock, now};
@@ -145,19 +147,42 @@ impl MetaClient {
         retry: &mut Retry<'_>,
     ) -> Result<Ticket, FsError> {
         loop {
-            match self.open_session(slot, partition, retry).await {
-                Err(Failure::Expired { .. }) => {
-                    retry.note("the session had ended");
-                    retry.pause().await?;
-                    continue;
-                }
-                opened => opened?,
-            }
+            self.opened_session(slot, partition, retry).await?;
             let ticket = self.begin(partition, retry).await?;
             if self.sessions.opening(partition).0 {
                 return Ok(ticket);
             }
             // Another request found the session expired in between.
+        }
+    }
+
+    /// Our session, known to the inode's partition. Call before bytes are appended for the inode: what has
+    /// been written in a session that is unknown there is nobody's, and may be deleted at any time.
+    pub(crate) async fn session_for(&self, inode: InodeId) -> Result<(SessionId, u64), FsError> {
+        let slot = inode.slot();
+        let mut retry = Retry::new(&self.core, "open_session");
+        let partition = self.partition(slot, &mut retry).await?;
+        self.opened_session(slot, partition, &mut retry).await
+    }
+
+    /// The session's id and generation, open in a partition.
+    async fn opened_session(
+        &self,
+        slot: MetaSlot,
+        partition: PartitionId,
+        retry: &mut Retry<'_>,
+    ) -> Result<(SessionId, u64), FsError> {
+        loop {
+            if let Some(current) = self.sessions.current_in(partition) {
+                return Ok(current);
+            }
+            match self.open_session(slot, partition, retry).await {
+                Err(Failure::Expired { .. }) => {
+                    retry.note("the session had ended");
+                    retry.pause().await?;
+                }
+                opened => opened?,
+            }
         }
     }
 

@@ -66,6 +66,13 @@ impl Sessions {
         (here.opened, Arc::clone(&here.opening))
     }
 
+    /// The id and its generation, if the session is open in a partition.
+    pub(crate) fn current_in(&self, partition: PartitionId) -> Option<(SessionId, u64)> {
+        let state = lock(&self.state);
+        let opened = state.partitions.get(&partition).is_some_and(|here| here.opened);
+        opened.then_some((state.id, state.generation))
+    }
+
     pub(crate) fn set_opened(&self, partition: PartitionId, generation: u64) {
         let mut state = lock(&self.state);
         if state.generation == generation {

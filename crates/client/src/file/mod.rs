@@ -153,6 +153,16 @@ impl Shared {
         }
     }
 
+    /// All that was written before `then` is part of the file.
+    fn published_until(&mut self, then: Instant) {
+        self.dirty_since = self.dirty_since.map(|since| since.max(then));
+    }
+
+    /// Whether bytes have waited for longer than `age` to become part of the file.
+    fn is_overdue(&self, age: std::time::Duration) -> bool {
+        self.dirty_since.is_some_and(|since| since.elapsed() >= age)
+    }
+
     pub(crate) fn hold(&mut self) {
         self.held = true;
     }

@@ -46,8 +46,10 @@ impl Inner {
         io: &mut Io,
     ) -> Result<(), FsError> {
         for _ in 0..REDOS_MAX {
+            let began = Instant::now();
             self.push(file, io, Scope::All, false).await?;
             if self.publish(file).await? == Published::All {
+                file.shared().published_until(began);
                 return Ok(());
             }
         }
@@ -63,7 +65,13 @@ impl Inner {
         scope: Scope,
         sync: bool,
     ) -> Result<bool, FsError> {
-        let session = self.check_session(file, io)?;
+        let is_dirty = file.shared().content.is_dirty();
+        let current = match is_dirty {
+            true => self.meta.session_for(file.inode).await,
+            false => Ok(self.meta.sessions.current()),
+        };
+        let (session, generation) = current.inspect_err(|error| self.send_failed(file, error))?;
+        self.check_session(file, io, session, generation)?;
         self.settle_doubt(file).await?;
         let inline_bytes_max = self.inline_bytes_max();
         let (mut reloads, mut placing) = (0, Placing::InPlace);
@@ -331,21 +339,26 @@ impl Inner {
         released
     }
 
-    /// The session to write under. Bytes that were written under an expired one are dropped.
-    fn check_session(&self, file: &FileState, io: &mut Io) -> Result<SessionId, FsError> {
-        let (session, generation) = self.meta.sessions.current();
+    /// Bytes that were written under a session that expired are dropped.
+    fn check_session(
+        &self,
+        file: &FileState,
+        io: &mut Io,
+        session: SessionId,
+        generation: u64,
+    ) -> Result<(), FsError> {
         if io.extent.as_ref().is_some_and(|(_, opened_by)| *opened_by != session) {
             io.extent = None;
         }
         let mut shared = file.shared();
         if shared.generation == generation {
-            return Ok(session);
+            return Ok(());
         }
         shared.generation = generation;
         let dirty = shared.content.is_dirty();
         drop(shared);
         if !dirty {
-            return Ok(session);
+            return Ok(());
         }
         let error = FsError::Stale("our session expired before the bytes were saved");
         self.push_failed(file, &error);

@@ -128,9 +128,14 @@ impl Inner {
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         drop(self.core.runtime.spawn(async move {
             let mut io = file.io.lock().await;
-            // A writer that keeps up with us finds the next packets taken along.
+            // A writer that keeps up with us finds the next packets taken along, and those before become
+            // part of the file in time.
             while let Ok(true) = Call::run(inner.push(&file, &mut io, scope, false)).await {
                 if scope == Scope::All {
+                    break;
+                }
+                let is_overdue = file.shared().is_overdue(inner.core.config.dirty_age_max);
+                if is_overdue && Call::run(inner.settle(&file, &mut io)).await.is_err() {
                     break;
                 }
             }

@@ -1,12 +1,19 @@
 //! What a program sees of its files while all goes well.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_client::{ConnectError, OpenFlags};
 use milpa_types::{AttributeChanges, InodeId, Timestamp};
 
-use crate::cluster::{Cluster, DATA, OWNER, config, create, name, pattern, read, write};
+use milpa_wire::data::DataRequest;
+use milpa_wire::meta::{MetaRequest, MetaWrite};
+
+use crate::cluster::{
+    Call, Cluster, DATA, Fault, OWNER, config, create, name, pattern, read, write,
+};
 
 #[tokio::test(start_paused = true)]
 async fn files_of_all_sizes_read_as_written_here_and_elsewhere() {
@@ -215,4 +222,47 @@ async fn a_wrong_volume_or_cluster_is_one_clear_line() {
     wrong.cluster = Some(milpa_types::ClusterId(8));
     let error = milpa_client::Client::connect_over(network(), wrong).await.unwrap_err();
     assert!(matches!(error, ConnectError::OtherCluster { .. }), "{error}");
+}
+
+/// Bytes that no file refers to are deleted once their writer's session is unknown in the inode's
+/// partition: a long append to an old file was, under its writer.
+#[tokio::test(start_paused = true)]
+async fn a_session_is_open_where_a_file_is_before_bytes_are_sent_for_it() {
+    let cluster = Cluster::new();
+    let inode = create(&cluster.client().await, "old").await.attributes.inode;
+    let client = cluster.client().await;
+    let opened = client.open(inode, OpenFlags::read_write()).await.unwrap();
+    let is_known = Arc::new(AtomicBool::new(false));
+    let known = Arc::clone(&is_known);
+    cluster.rule(move |call| {
+        match call {
+            Call::Meta(_, MetaRequest::Write { write: MetaWrite::OpenSession, .. }) => {
+                known.store(true, Ordering::Relaxed);
+            }
+            Call::Data(_, DataRequest::Append(_)) => assert!(known.load(Ordering::Relaxed)),
+            _ => {}
+        }
+        None
+    });
+    client.write(opened.handle, 0, pattern(1, 2_000_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    assert!(is_known.load(Ordering::Relaxed) && cluster.lock().data.count("append") > 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_writer_that_never_rests_wrote_is_part_of_the_file_in_time() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|config| config.buffer_bytes = 4 << 20).await;
+    let opened = create(&client, "stream").await;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Slow(Duration::from_secs(1))),
+        _ => None,
+    });
+    let (began, mut at) = (tokio::time::Instant::now(), 0);
+    while began.elapsed() < Duration::from_secs(30) {
+        client.write(opened.handle, at, pattern(1, 1 << 18), false).await.unwrap();
+        at += 1 << 18;
+    }
+    let published = cluster.lock().meta.inodes[&opened.attributes.inode].attributes.size;
+    assert!(published > at / 2, "{published} of {at} bytes");
 }
