@@ -175,10 +175,12 @@ impl Content {
     }
 
     /// Attributes after a change of ours, which found the content version `before`. Another one than is
-    /// known here means that somebody else wrote.
+    /// known here means that somebody else wrote. An answer that is older than what was loaded meanwhile has
+    /// laid ours over what others wrote later.
     pub(crate) fn learn(&mut self, attributes: Attributes, before: u64) {
         let known = self.attributes.content_version;
         if attributes.content_version < known {
+            self.stale = true;
             return;
         }
         self.stale |= before != known && attributes.content_version != known;

@@ -188,7 +188,8 @@ fn column_of(segment: &Segment) -> Column {
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, usize),
-    Truncate(u64),
+    /// To so many bytes; what somebody else wrote and a reader had loaded before the answer came.
+    Truncate(u64, Meanwhile),
     /// Sends what the scope says; the connection breaks after so many operations.
     /// Meanwhile the program may write more, or another client, which we learn of at once.
     Push(Scope, usize, Meanwhile, Meanwhile),
@@ -209,7 +210,8 @@ fn step() -> impl Strategy<Value = Step> {
     let other = prop::option::weighted(0.3, (prop_oneof![0..50u64, 0..5000u64], 1..2000usize));
     prop_oneof![
         5 => (place.clone(), length).prop_map(|(at, length)| Step::Write(at, length)),
-        1 => prop_oneof![Just(0), place].prop_map(Step::Truncate),
+        1 => (prop_oneof![Just(0), place], other.clone())
+            .prop_map(|(size, other)| Step::Truncate(size, other)),
         2 => (
             scope,
             prop_oneof![Just(usize::MAX), 0..4usize],
@@ -362,18 +364,21 @@ impl World {
                 self.reload();
             }
             self.budget -= self.content.published(publish, attributes, before);
-            self.content.stale |= other.is_some();
             return;
         }
         panic!("never up to date");
     }
 
-    fn truncate(&mut self, size: u64) {
+    fn truncate(&mut self, size: u64, other: Meanwhile) {
         let before = self.servers.attributes.content_version;
         let attributes = self.servers.truncate(size);
-        self.budget -= self.content.truncated(size, attributes, before);
         self.model.resize(size as usize, 0);
         self.own.resize(size as usize, false);
+        if let Some((at, length)) = other {
+            self.other(at, length, true);
+            self.reload();
+        }
+        self.budget -= self.content.truncated(size, attributes, before);
     }
 
     fn reload(&mut self) {
@@ -410,7 +415,7 @@ proptest! {
         for step in steps {
             match step {
                 Step::Write(at, length) => world.write(at, length),
-                Step::Truncate(size) => world.truncate(size),
+                Step::Truncate(size, other) => world.truncate(size, other),
                 Step::Push(scope, breaks_after, write, other) => {
                     world.push(scope, breaks_after, write, other);
                 }
