@@ -156,6 +156,11 @@ impl Inner {
         }
     }
 
+    /// Bytes that were given up are in the kernel's pages: the next open drops them.
+    pub(crate) fn forget_pages(&self, inode: InodeId) {
+        lock(&self.versions).remove(&inode);
+    }
+
     /// Drops a handle; the last one sends, publishes and lets go in the background.
     pub(crate) fn release(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.remove_handle(handle)?;

@@ -32,7 +32,9 @@ async fn a_reader_is_told_once_that_acknowledged_bytes_are_lost() {
     tokio::time::sleep(Duration::from_secs(30)).await;
     cluster.heal();
     assert!(client.fsync(told, false).await.is_err());
-    let later = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    let later = client.open(inode, OpenFlags::read_only()).await.unwrap();
+    assert!(!later.keep_cache, "the kernel's pages have what was lost");
+    let later = later.handle;
     for handle in [writer, reader] {
         let error = client.read(handle, 0, 100_000).await.unwrap_err();
         assert_eq!(error, FsError::Lost(Box::new(FsError::Data(DataError::NoSpace))));
