@@ -59,7 +59,10 @@ pub(crate) struct Inner {
     pub placement: Placement,
     /// Bounds how many files are settled in the background at once.
     pub settling: Semaphore,
+    /// No new calls.
     is_shut: AtomicBool,
+    /// Nothing more to do in the background.
+    is_over: AtomicBool,
 }
 
 impl Inner {
@@ -97,6 +100,7 @@ impl Inner {
             placement: Placement::default(),
             settling: Semaphore::new(SETTLING_MAX),
             is_shut: AtomicBool::new(false),
+            is_over: AtomicBool::new(false),
             core,
         });
         let lease = inner.core.config.session_lease;
@@ -123,7 +127,7 @@ impl Inner {
             loop {
                 tokio::time::sleep(period).await;
                 let Some(inner) = weak.upgrade() else { return };
-                if inner.is_shut.load(Ordering::Relaxed) {
+                if inner.is_over.load(Ordering::Relaxed) {
                     return;
                 }
                 task(inner).await;
@@ -173,6 +177,8 @@ impl Inner {
             let settled = join_all(files.iter().map(settle).collect()).await;
             result = settled.into_iter().fold(result, Result::and);
         }
+        // The lease had to live until here.
+        self.is_over.store(true, Ordering::Relaxed);
         // A hint to servers, not worth a long wait for dead ones.
         let _ = tokio::time::timeout(TRY_WAIT_MAX, self.send_marks()).await;
         self.meta.close_sessions().await;

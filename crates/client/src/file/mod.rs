@@ -309,7 +309,8 @@ impl Files {
     fn forget(&self, file: &Arc<FileState>) -> bool {
         let mut states = lock(&self.states);
         let shared = file.shared();
-        let in_use = shared.handles > 0 || shared.content.is_dirty() || shared.is_pushing;
+        let in_use =
+            shared.handles > 0 || shared.held || shared.content.is_dirty() || shared.is_pushing;
         drop(shared);
         let same = states.get(&file.inode).is_some_and(|found| Arc::ptr_eq(found, file));
         if in_use || !same {

@@ -193,16 +193,24 @@ impl Inner {
                 "bytes that were written and never synced could not be saved; they are lost"
             );
         }
-        let held = std::mem::take(&mut file.shared().held);
-        if held {
-            let release = MetaWrite::Release { inode: file.inode };
-            if let Err(error) = self.meta.write(file.inode, release).await {
-                tracing::debug!(inode = %file.inode, %error, "a deleted file waits for our lease");
-            }
-        }
+        self.let_go(&file).await;
         self.drop_extent(&mut io);
         drop(io);
         self.retire(&file);
+    }
+
+    /// Lets the servers delete a file that was unlinked while it was open. Without an answer it is tried
+    /// again: they keep it for as long as this client lives.
+    async fn let_go(&self, file: &FileState) {
+        if !file.shared().held {
+            return;
+        }
+        let release = MetaWrite::Release { inode: file.inode };
+        let released = self.meta.write(file.inode, release).await;
+        if let Err(error) = &released {
+            tracing::debug!(inode = %file.inode, %error, "a deleted file could not be let go");
+        }
+        file.shared().held = released.is_err_and(|error| error.may_pass());
     }
 
     /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that
@@ -239,11 +247,22 @@ impl Inner {
         }
     }
 
-    /// Forgets files that were closed a while ago.
-    pub(crate) fn forget_idle(&self, age: std::time::Duration) {
+    /// Forgets files that were closed a while ago, and lets go what the servers still hold for us.
+    pub(crate) fn forget_idle(self: &Arc<Self>, age: std::time::Duration) {
         for file in self.files.all() {
-            let idle = file.shared().idle_since;
-            if idle.is_some_and(|since| since.elapsed() >= age) {
+            let shared = file.shared();
+            if shared.idle_since.is_none_or(|since| since.elapsed() < age) {
+                continue;
+            }
+            if shared.held {
+                drop(shared);
+                if file.io.try_lock().is_err() {
+                    continue;
+                }
+                let inner = Arc::clone(self);
+                drop(self.core.runtime.spawn(async move { inner.close_out(file).await }));
+            } else {
+                drop(shared);
                 self.forget_file(&file);
             }
         }

@@ -435,3 +435,47 @@ async fn what_leaves_the_inode_is_on_disks_before() {
     let found = read(&other, "/f").await;
     assert!(found.starts_with(&pattern(1, 80)), "{} bytes left", found.len());
 }
+
+/// Once without an answer it was never sent again, and the file stayed as long as the mount.
+#[tokio::test(start_paused = true)]
+async fn a_deleted_file_is_let_go_after_its_partition_was_away() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.unlink(InodeId::ROOT, &name("f")).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Meta(_, MetaRequest::Write { write: MetaWrite::Release { .. }, .. }) => {
+            Some(Fault::Unreachable)
+        }
+        _ => None,
+    });
+    client.release(opened.handle).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    let inode = opened.attributes.inode;
+    assert!(cluster.lock().meta.inodes.contains_key(&inode));
+    cluster.heal();
+    tokio::time::sleep(Duration::from_secs(100)).await;
+    assert!(!cluster.lock().meta.inodes.contains_key(&inode));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_lives_until_a_shutdown_has_saved_all() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    cluster.rule(|call| matches!(call, Call::Data(..)).then_some(Fault::Unreachable));
+    let shutting_down = tokio::spawn({
+        let client = client.clone();
+        async move { client.shutdown().await }
+    });
+    let before = cluster.lock().meta.keep_alives;
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    assert!(
+        cluster.lock().meta.keep_alives > before,
+        "the session ended before its bytes were saved"
+    );
+    cluster.heal();
+    shutting_down.await.unwrap().unwrap();
+    assert!(read(&cluster.client().await, "/f").await == pattern(1, 300_000));
+}
