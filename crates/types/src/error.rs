@@ -249,6 +249,12 @@ pub enum DataError {
         /// Index of the block within the extent.
         block: u64,
     },
+    /// The leader leads in another term than the one that the request is for.
+    #[error("the leader's term is {term}")]
+    OtherTerm {
+        /// Which.
+        term: u64,
+    },
 }
 
 impl DataError {
@@ -257,9 +263,11 @@ impl DataError {
     pub fn next(&self) -> Next {
         use DataError as E;
         match self {
-            E::Busy | E::Doubtful { .. } | E::Unsettled { .. } | E::DamagedInTransit => {
-                Next::RetrySame
-            }
+            E::Busy
+            | E::Doubtful { .. }
+            | E::Unsettled { .. }
+            | E::DamagedInTransit
+            | E::OtherTerm { .. } => Next::RetrySame,
             E::WrongPartition | E::StaleEpoch { .. } | E::NotPrimary { .. } => Next::RefreshRoute,
             E::Sealed { .. }
             | E::OutOfOrder { .. }

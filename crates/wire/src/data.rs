@@ -285,6 +285,9 @@ pub struct Overwrite {
     pub extent: ExtentId,
     /// First byte; the whole range lies below the commit offset.
     pub offset: u64,
+    /// The leader's term, as it said; 0 to ask. A copy that the network held back is carried out in no later
+    /// term, in which newer bytes may lie there.
+    pub term: u64,
     /// Of the payload.
     pub checksums: Vec<u32>,
 }

@@ -39,6 +39,8 @@ pub(crate) struct DataClient {
     core: Arc<Core>,
     /// Raft leaders, which need not be the primaries.
     leaders: Mutex<BTreeMap<PartitionId, NodeId>>,
+    /// The terms in which they lead, as they said.
+    terms: Mutex<BTreeMap<PartitionId, u64>>,
     overwritten: Mutex<BTreeSet<(PartitionId, ExtentId)>>,
     avoided: Mutex<BTreeMap<PartitionId, Instant>>,
     tokens: AtomicU64,
@@ -85,6 +87,7 @@ impl DataClient {
         DataClient {
             core,
             leaders: Mutex::default(),
+            terms: Mutex::default(),
             overwritten: Mutex::default(),
             avoided: Mutex::default(),
             tokens: AtomicU64::new(1),
@@ -169,6 +172,14 @@ impl DataClient {
 
     fn set_leader(&self, partition: PartitionId, leader: NodeId) {
         lock(&self.leaders).insert(partition, leader);
+    }
+
+    fn term(&self, partition: PartitionId) -> u64 {
+        lock(&self.terms).get(&partition).copied().unwrap_or_default()
+    }
+
+    fn set_term(&self, partition: PartitionId, term: u64) {
+        lock(&self.terms).insert(partition, term);
     }
 
     fn forget_leader(&self, partition: PartitionId) {

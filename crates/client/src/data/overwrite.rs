@@ -59,6 +59,7 @@ impl DataClient {
         let mut failed: Option<NodeId> = None;
         loop {
             let view = self.core.views.current();
+            let term = self.term(partition);
             let trouble = match view.data(partition) {
                 None => Trouble::NoRoute("the data partition is not in the view"),
                 Some(route) => {
@@ -71,6 +72,7 @@ impl DataClient {
                         epoch,
                         extent,
                         offset,
+                        term,
                         checksums,
                     });
                     let payload = replacement.data.clone();
@@ -92,6 +94,14 @@ impl DataClient {
                         Some(leader) => self.set_leader(partition, leader),
                         None => failed = Some(*node),
                     }
+                }
+                // Ours was of an earlier one, or none: this may go at once.
+                Trouble::Answered { node, error: DataError::OtherTerm { term: led } }
+                    if *led > term =>
+                {
+                    self.set_leader(partition, *node);
+                    self.set_term(partition, *led);
+                    continue;
                 }
                 Trouble::Answered { error: DataError::NoSpace, .. }
                     if retry.elapsed() >= FULL_AFTER =>

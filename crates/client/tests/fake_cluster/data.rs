@@ -7,6 +7,9 @@ use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId, VolumeV
 use milpa_wire::data::{Append, AppendTarget, DataAnswer, DataReply, DataRequest, Overwrite, Read};
 use milpa_wire::frame::crc32c;
 
+/// In which all leaders lead.
+const TERM: u64 = 7;
+
 #[derive(Default)]
 pub struct DataNodes {
     pub extents: BTreeMap<(PartitionId, ExtentId), Extent>,
@@ -116,6 +119,9 @@ impl DataNodes {
         let leader = leader(route);
         if leader != node {
             return Err(DataError::NotPrimary { hint: Some(leader) });
+        }
+        if it.term != TERM {
+            return Err(DataError::OtherTerm { term: TERM });
         }
         assert_eq!(it.checksums, of_payload(payload), "checksums of the payload");
         let extent = self.extents.get_mut(&(it.partition, it.extent)).ok_or(DataError::NoExtent)?;

@@ -67,10 +67,14 @@ impl Disk {
 
     fn check_overwrite(&mut self, it: &Overwrite, payload: &Bytes) -> Result<(), DataError> {
         let (fenced, exhausted) = (self.is_fenced(), self.usage.is_exhausted);
+        let leads_in = self.driver.multi.leads_in(it.partition);
         let partition = self.partition(it.partition)?;
         partition.check_epoch(it.epoch)?;
-        if !partition.leads() {
+        let Some(term) = leads_in.filter(|_| partition.leads()) else {
             return Err(partition.not_leader());
+        };
+        if term != it.term {
+            return Err(DataError::OtherTerm { term });
         }
         if partition.configuration.members.len() < 2 {
             return Err(DataError::ReadOnly);

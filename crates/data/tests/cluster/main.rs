@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, FreedRange};
-use milpa_wire::data::{AppendTarget, DataRequest, Read};
-use nodes::{Cluster, PARTITION, configuration, learning, pattern};
+use milpa_wire::data::{AppendTarget, DataRequest, Overwrite, Read};
+use nodes::{Cluster, PARTITION, checksums, configuration, learning, pattern};
 use tokio::task::LocalSet;
 
 /// Three nodes with one partition, of which all are members and node 1 is the primary.
@@ -106,6 +106,37 @@ fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
         let new = AppendTarget::New { token: 9 };
         let (fresh, ..) = cluster.append_patiently(1, 3, new, &b).await;
         assert!(fresh > second, "an extent id was given again");
+    });
+}
+
+/// Story: a slow link held a copy of an overwrite back that its client had repeated elsewhere, and put
+/// newer bytes over, when the first leader led again.
+#[test]
+fn a_copy_of_an_overwrite_is_not_carried_out_in_a_later_term() {
+    run(async |cluster| {
+        let all = [1, 2, 3];
+        let (old, newer) = (pattern(2, 3_000), pattern(3, 3_000));
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &pattern(1, 10_000)).await;
+        let leader = cluster.leader(&all).await;
+        let (partition, epoch) = (PARTITION, Epoch(1));
+        let mut late =
+            Overwrite { partition, epoch, extent, offset: 0, term: 0, checksums: checksums(&old) };
+        let asked = cluster.overwrite_at(leader, &late, &old).await;
+        let Err(DataError::OtherTerm { term }) = asked else { panic!("{asked:?}") };
+        late.term = term;
+        cluster.overwrite(&all, 1, extent, 0, &old).await;
+        cluster.kill_node(leader).await;
+        cluster.start_node(leader).await;
+        cluster.overwrite(&all, 1, extent, 0, &newer).await;
+        for node in all {
+            let refused = cluster.overwrite_at(node, &late, &old).await;
+            let expected =
+                matches!(refused, Err(DataError::OtherTerm { .. } | DataError::NotPrimary { .. }));
+            assert!(expected, "{refused:?}");
+        }
+        let leader = cluster.leader(&all).await;
+        assert_eq!(cluster.read(leader, extent, 0..3_000, true).await, Ok(newer));
     });
 }
 

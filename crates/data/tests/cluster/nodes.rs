@@ -523,16 +523,34 @@ impl Cluster {
         offset: u64,
         bytes: &[u8],
     ) -> Result<(), DataError> {
-        let request = DataRequest::Overwrite(Overwrite {
+        let mut it = Overwrite {
             partition: PARTITION,
             epoch: Epoch(epoch),
             extent,
             offset,
+            term: 0,
             checksums: checksums(bytes),
-        });
+        };
         let leader = self.leader(nodes).await;
+        match self.overwrite_at(leader, &it, bytes).await {
+            Err(DataError::OtherTerm { term }) => {
+                it.term = term;
+                self.overwrite_at(leader, &it, bytes).await
+            }
+            other => other,
+        }
+    }
+
+    /// Sends it as it is.
+    pub async fn overwrite_at(
+        &self,
+        node: u32,
+        it: &Overwrite,
+        bytes: &[u8],
+    ) -> Result<(), DataError> {
+        let request = DataRequest::Overwrite(it.clone());
         let payload = Bytes::copy_from_slice(bytes);
-        self.ask(&self.as_client, leader, &request, payload).await.map(|_| ())
+        self.ask(&self.as_client, node, &request, payload).await.map(|_| ())
     }
 
     /// `None` while a block there is damaged.

@@ -258,6 +258,10 @@ impl Group {
         some_node(self.raw.raft.leader_id)
     }
 
+    pub(crate) fn leads_in(&self) -> Option<u64> {
+        self.is_leader().then_some(self.raw.raft.term)
+    }
+
     fn not_leader(&self) -> ProposeError {
         let leader = self.leader().filter(|&leader| leader != self.node);
         ProposeError::NotLeader { group: self.id, leader }

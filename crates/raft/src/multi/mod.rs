@@ -272,6 +272,12 @@ impl MultiRaft {
         self.leading(group)?.propose(data)
     }
 
+    /// The term in which this node leads.
+    #[must_use]
+    pub fn leads_in(&self, group: PartitionId) -> Option<u64> {
+        self.groups.get(&group).and_then(Group::leads_in)
+    }
+
     /// Starts a change to the configuration named. `context` comes out with it.
     ///
     /// # Errors
