@@ -1,6 +1,6 @@
 //! Asks the servers of a volume, and finds those who lead.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use bytes::Bytes;
 use milpa_host::clock::Instant;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_types::{
-    InodeId, MetaError, MetaPartition, Next, NodeId, PartitionId, Role, Segment, Timestamp,
-    VolumeId, VolumeView,
+    InodeId, MetaError, MetaPartition, MetaSlot, Next, NodeId, PartitionId, Role, Segment,
+    Timestamp, VolumeId, VolumeView,
 };
 use milpa_wire::check::{CHECK_INODES_MAX, MetaCheck, MetaChecked, MetaRepair};
 use milpa_wire::data::{DataAnswer, DataReply, DataRequest};
@@ -114,9 +114,13 @@ impl<'a> Servers<'a> {
         Ok(self.ask(&request, partition).await?.map(drop).map_err(|error| error.to_string()))
     }
 
-    /// What all partitions together know of each of these inodes.
+    /// What all partitions together know of each of these inodes: also those that have opened since the
+    /// view was fetched, as an inode or its name may be there.
     pub(crate) async fn look(&mut self, inodes: &[InodeId]) -> Result<Vec<Look>, FsckError> {
-        let mut looks = vec![Look::default(); inodes.len()];
+        self.refresh().await?;
+        let slots: BTreeSet<MetaSlot> = self.view.meta.iter().map(|meta| meta.slot).collect();
+        let look = |inode: &InodeId| Look::new(slots.contains(&inode.slot()));
+        let mut looks: Vec<Look> = inodes.iter().map(look).collect();
         for (looks, inodes) in
             looks.chunks_mut(CHECK_INODES_MAX).zip(inodes.chunks(CHECK_INODES_MAX))
         {

@@ -109,6 +109,8 @@ pub(crate) enum Remedy {
     Repairs(Vec<(InodeId, MetaRepair)>),
     /// To delete the inode, if no partition has a name for it.
     Delete(InodeId),
+    /// These removals of its names, if its partition still does not have the inode.
+    RemoveNames(InodeId, Vec<(InodeId, MetaRepair)>),
 }
 
 impl Finding {
@@ -210,7 +212,7 @@ fn of_wrong(id: InodeId, look: &Look, wrong: Wrong) -> Remedy {
             let remove = names.map(|(directory, name, _)| {
                 (directory, MetaRepair::RemoveName { directory, name, inode: id })
             });
-            Remedy::Repairs(remove.collect())
+            Remedy::RemoveNames(id, remove.collect())
         }
         (Wrong::Nameless, _) => Remedy::Delete(id),
         (Wrong::Links, Some(LookedInode { changed, .. })) => {

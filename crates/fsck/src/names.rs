@@ -133,8 +133,8 @@ impl Inodes {
     }
 }
 
-/// Inodes that were made after the check began: names and inodes of these are not counted, or a busy
-/// volume would be all suspects.
+/// Inodes that were made after the check began, those of partitions that have opened since among them:
+/// names and inodes of these are not counted, or a busy volume would be all suspects.
 struct Young {
     /// The highest inode of each slot at the beginning.
     given: BTreeMap<MetaSlot, InodeId>,
@@ -148,7 +148,7 @@ impl Young {
     }
 
     fn is(&self, inode: InodeId) -> bool {
-        self.given.get(&inode.slot()).is_some_and(|highest| inode > *highest)
+        self.given.get(&inode.slot()).is_none_or(|highest| inode > *highest)
     }
 
     fn note(&mut self, inode: InodeId) {
@@ -160,6 +160,7 @@ impl Young {
 
     /// What names name and no partition ever gave.
     async fn never_given(mut self, servers: &mut Servers<'_>) -> Result<Suspects, FsckError> {
+        servers.refresh().await?;
         self.given = given(servers).await?;
         let inodes = std::mem::take(&mut self.named);
         let inodes = inodes.into_iter().filter(|inode| self.is(*inode)).collect();
@@ -225,4 +226,18 @@ async fn judge(
         found.unjudged += left.len() as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inodes_above_the_highest_of_the_beginning_are_young_and_so_are_all_of_an_unknown_slot() {
+        let given = [(MetaSlot(0), InodeId(7))].into();
+        let young = Young { given, named: BTreeSet::new() };
+        let of_slot_1 = MetaSlot(1).first_inode();
+        let is_young = [InodeId(7), InodeId(8), of_slot_1].map(|inode| young.is(inode));
+        assert_eq!(is_young, [false, true, true]);
+    }
 }

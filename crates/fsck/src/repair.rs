@@ -14,12 +14,18 @@ pub(crate) async fn repair(
     findings: &mut [Finding],
 ) -> Result<(), FsckError> {
     for finding in findings {
-        let repairs = match std::mem::take(&mut finding.remedy) {
-            Remedy::None => Vec::new(),
+        let remedy = std::mem::take(&mut finding.remedy);
+        let why_not = match &remedy {
+            Remedy::None => "nothing is known to be safe",
+            _ => "it is not so any more",
+        };
+        let mut outcome = format!("not repaired: {why_not}");
+        let repairs = match remedy {
             Remedy::Repairs(repairs) => repairs,
             Remedy::Delete(inode) => deletion(servers, inode).await?.into_iter().collect(),
+            Remedy::RemoveNames(inode, removals) if is_missing(servers, inode).await? => removals,
+            Remedy::RemoveNames(..) | Remedy::None => Vec::new(),
         };
-        let mut outcome = "not repaired: nothing is known to be safe".to_owned();
         for (owner, repair) in repairs {
             outcome = match servers.repair(owner, now(), repair.clone()).await? {
                 Ok(()) => format!("repaired: {}", done(&repair)),
@@ -37,9 +43,16 @@ async fn deletion(
     inode: InodeId,
 ) -> Result<Option<(InodeId, MetaRepair)>, FsckError> {
     let looks = servers.look(&[inode]).await?;
-    let look = looks.first().filter(|look| look.names == 0 && !look.is_busy());
+    let look = looks.first().filter(|look| look.names == 0 && !look.is_unsure());
     let changed = look.and_then(|look| look.inode).map(|inode| inode.changed);
     Ok(changed.map(|changed| (inode, MetaRepair::DeleteInode { inode, changed })))
+}
+
+/// The last look before a name is removed. The name's partition cannot see whether an inode of another
+/// one is there, and takes our word for it.
+async fn is_missing(servers: &mut Servers<'_>, inode: InodeId) -> Result<bool, FsckError> {
+    let looks = servers.look(&[inode]).await?;
+    Ok(looks.first().is_some_and(|look| look.inode.is_none() && !look.is_unsure()))
 }
 
 fn done(repair: &MetaRepair) -> String {

@@ -9,6 +9,9 @@ const LOOKS: u32 = 3;
 /// What all partitions say of an inode, put together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Look {
+    /// Whether there is a partition of its slot, and it was asked: only that one can say that the inode
+    /// is not there.
+    pub has_home: bool,
     /// The inode, if its partition has it.
     pub inode: Option<LookedInode>,
     /// Its names.
@@ -20,6 +23,11 @@ pub(crate) struct Look {
 }
 
 impl Look {
+    /// Nobody was asked yet.
+    pub(crate) fn new(has_home: bool) -> Look {
+        Look { has_home, ..Look::default() }
+    }
+
     /// Adds what one partition says.
     pub(crate) fn add(&mut self, looked: Looked) {
         self.inode = self.inode.or(looked.inode);
@@ -29,9 +37,10 @@ impl Look {
         self.examples.extend(looked.examples);
     }
 
-    /// Whether an operation that is not over has to do with the inode or a name of it.
-    pub(crate) fn is_busy(&self) -> bool {
-        self.is_locked || self.inode.is_some_and(|inode| inode.is_in_operation)
+    /// Whether nothing can be concluded from it: an operation that is not over has to do with the inode
+    /// or a name of it, or its own partition was not asked.
+    pub(crate) fn is_unsure(&self) -> bool {
+        !self.has_home || self.is_locked || self.inode.is_some_and(|inode| inode.is_in_operation)
     }
 
     /// What is wrong, if this is all there is to know.
@@ -97,7 +106,7 @@ impl Suspect {
     /// Takes another look in.
     pub(crate) fn look(&mut self, look: Look) -> Verdict {
         let is_same = self.same > 0 && look == self.last;
-        self.same = if look.is_busy() {
+        self.same = if look.is_unsure() {
             0
         } else if is_same {
             self.same + 1
@@ -126,7 +135,7 @@ mod tests {
     }
 
     fn look(inode: Option<LookedInode>, names: u64) -> Look {
-        Look { inode, names, digest: names * 31, ..Look::default() }
+        Look { has_home: true, inode, names, digest: names * 31, ..Look::default() }
     }
 
     #[track_caller]
@@ -171,11 +180,14 @@ mod tests {
         }
         assert_eq!(suspect.look(look(Some(inode(FileKind::File, 1)), 1)), Verdict::Sound);
 
-        // In the middle of an operation nothing is believed.
+        // In the middle of an operation nothing is believed, nor when the inode's own partition is unknown.
         let busy = Look { is_locked: true, ..wrong };
-        let mut suspect = Suspect::new(ID);
-        for _ in 0..10 {
-            assert_eq!(suspect.look(busy.clone()), Verdict::Unsteady);
+        let homeless = Look { has_home: false, ..look(None, 1) };
+        for unsure in [busy, homeless] {
+            let mut suspect = Suspect::new(ID);
+            for _ in 0..10 {
+                assert_eq!(suspect.look(unsure.clone()), Verdict::Unsteady);
+            }
         }
     }
 }

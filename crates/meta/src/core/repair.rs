@@ -86,7 +86,8 @@ impl Partition {
         Ok(())
     }
 
-    /// Removes a name of an inode that is not there. Ids are never reused: it will never be.
+    /// Removes a name of an inode that is not there. Ids are never reused: it will never be. Of an inode of
+    /// another partition the asker has heard so from there; here only our own can be looked up.
     fn remove_dangling(
         &mut self,
         directory: InodeId,

@@ -1,0 +1,105 @@
+//! `check` against servers that answer what a test wants them to, at the moment that it wants.
+
+// Tests: the world outside the nodes (clippy.toml).
+#![allow(clippy::disallowed_methods, clippy::disallowed_types)]
+// Test code: a panic is how a check fails, and helpers check too.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod fake;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use milpa_fsck::Code;
+use milpa_types::{FileKind, InodeId, MetaSlot};
+use milpa_wire::check::MetaCheck;
+use milpa_wire::meta::MetaRequest;
+
+use fake::{Volume, check};
+
+/// The first inode that the partition of slot 1 gives.
+fn first_of_slot_1() -> InodeId {
+    MetaSlot(1).first_inode()
+}
+
+fn is_dentries(request: &MetaRequest) -> bool {
+    matches!(request, MetaRequest::Check { check: MetaCheck::Dentries { .. }, .. })
+}
+
+fn is_look(request: &MetaRequest) -> bool {
+    matches!(request, MetaRequest::Check { check: MetaCheck::Names { .. }, .. })
+}
+
+/// A meta partition became full while the volume was checked, and a new one opened. A directory that was
+/// placed there was looked for in the partitions of before only: `missing-inode`, and `--repair` took its
+/// name away from everything below it.
+#[test]
+fn a_directory_in_a_partition_that_opens_during_the_check_keeps_its_name() {
+    let (report, left) = check(Volume::new(), |request, volume| {
+        if is_dentries(request) && volume.partitions == 1 {
+            volume.partitions = 2;
+            volume.inodes.insert(first_of_slot_1(), FileKind::Directory);
+            volume.name("new", first_of_slot_1());
+        }
+    });
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(left.repairs, []);
+}
+
+/// The same for what moves: its only name is in a directory of the new partition.
+#[test]
+fn a_name_that_moves_to_a_partition_that_opens_during_the_check_is_found() {
+    let (old, mut volume) = (InodeId(InodeId::ROOT.0 + 1), Volume::new());
+    volume.inodes.insert(old, FileKind::Directory);
+    volume.name("old", old);
+    let (report, left) = check(volume, move |request, volume| {
+        if is_dentries(request) && volume.partitions == 1 {
+            volume.partitions = 2;
+            volume.inodes.insert(first_of_slot_1(), FileKind::Directory);
+            let named = std::mem::take(&mut volume.names);
+            volume.name("new", first_of_slot_1());
+            let moved = named.into_iter().map(|((_, name), it)| ((first_of_slot_1(), name), it));
+            volume.names.extend(moved);
+        }
+    });
+    assert!(report.is_clean(), "{report:?}");
+    assert_eq!(left.repairs, []);
+}
+
+/// Nobody can say of an inode that it is not there but its own partition.
+#[test]
+fn an_inode_of_a_partition_that_nobody_knows_is_not_judged() {
+    let mut volume = Volume::new();
+    volume.name("far", first_of_slot_1());
+    let (report, left) = check(volume, |_, _| {});
+    assert_eq!((report.findings.len(), report.unjudged), (0, 1), "{report:?}");
+    assert_eq!(left.repairs, []);
+}
+
+#[test]
+fn a_name_of_an_inode_that_is_gone_is_removed_unless_the_last_look_finds_another_state() {
+    let gone = InodeId(InodeId::ROOT.0 + 1);
+    let ruined = || {
+        let mut volume = Volume::new();
+        volume.inodes.insert(InodeId(gone.0 + 1), FileKind::Directory);
+        volume.name("there", InodeId(gone.0 + 1));
+        volume.name("gone", gone);
+        volume
+    };
+    let (report, left) = check(ruined(), |_, _| {});
+    assert_eq!(report.findings[0].code, Code::MissingInode, "{report:?}");
+    assert_eq!(report.findings[0].repair.as_deref(), Some("repaired: name removed"));
+    assert_eq!(left.repairs.len(), 1);
+
+    let looks = Rc::new(Cell::new(0));
+    let (report, left) = check(ruined(), move |request, volume| {
+        looks.set(looks.get() + u32::from(is_look(request)));
+        // Three of the judgement, one for the path.
+        if looks.get() > 4 {
+            volume.inodes.insert(gone, FileKind::Directory);
+        }
+    });
+    assert_eq!(report.findings[0].code, Code::MissingInode, "{report:?}");
+    assert_eq!(report.findings[0].repair.as_deref(), Some("not repaired: it is not so any more"));
+    assert_eq!(left.repairs, []);
+}
