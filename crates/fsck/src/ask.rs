@@ -1,6 +1,7 @@
 //! Asks the servers of a volume, and finds those who lead.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -33,8 +34,7 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
 /// Why a volume could not be checked to the end.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FsckError {
+pub(crate) enum FsckError {
     /// The managers.
     #[error("the managers did not answer")]
     Managers(#[from] ManagersError),
@@ -54,6 +54,19 @@ pub enum FsckError {
         /// Who.
         whom: String,
     },
+}
+
+impl FsckError {
+    /// The error and what it comes from, in one line.
+    pub(crate) fn with_sources(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = self.source();
+        while let Some(source) = next {
+            text = format!("{text}: {source}");
+            next = source.source();
+        }
+        text
+    }
 }
 
 /// The servers of one volume.

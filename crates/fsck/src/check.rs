@@ -2,7 +2,7 @@
 
 use milpa_host::clock::Instant;
 use milpa_host::managers::Managers;
-use milpa_types::{MetaPartition, VolumeId, VolumeView};
+use milpa_types::{MetaPartition, Volume, VolumeView};
 use serde::Serialize;
 
 use crate::ask::{FsckError, Servers};
@@ -44,15 +44,20 @@ pub struct Report {
     pub unlisted: u64,
     /// Inodes that could not be judged: they changed whenever they were looked at.
     pub unjudged: u64,
+    /// Why not all was looked at, if so. What was found stands: each finding is certain by itself.
+    pub incomplete: Option<String>,
     /// How long it took.
     pub seconds: f64,
 }
 
 impl Report {
-    /// Whether all was judged, and nothing is wrong.
+    /// Whether all was looked at and judged, and nothing is wrong.
     #[must_use]
     pub fn is_clean(&self) -> bool {
-        self.findings.is_empty() && self.unlisted == 0 && self.unjudged == 0
+        self.incomplete.is_none()
+            && self.findings.is_empty()
+            && self.unlisted == 0
+            && self.unjudged == 0
     }
 }
 
@@ -70,35 +75,48 @@ pub enum Stage {
 }
 
 /// Checks one volume while it is in use, and mends what is safe to mend if `repairs`. `tell` hears how
-/// far it is, now and then.
-///
-/// # Errors
-///
-/// When some partition does not answer: nothing can be said of the volume then.
+/// far it is, now and then. When a server does not answer the report is [`Report::incomplete`].
 pub async fn check(
     managers: &Managers,
-    volume: VolumeId,
+    volume: &Volume,
     repairs: bool,
     tell: &mut dyn FnMut(Stage, &Counts),
-) -> Result<Report, FsckError> {
+) -> Report {
     let started = Instant::now();
-    let mut servers = Servers::of(managers, volume).await?;
     let mut found = Found::new(tell);
-    of_view(servers.view()).into_iter().for_each(|finding| found.add(finding));
-    names::check(&mut servers, &mut found).await?;
-    bytes::check(&mut servers, &mut found).await?;
-    paths::find(&mut servers, &mut found.findings).await?;
-    if repairs {
-        repair::repair(&mut servers, &mut found.findings).await?;
-    }
-    Ok(Report {
-        volume: servers.view().volume.name.clone(),
+    let outcome = look_and_mend(managers, volume, repairs, &mut found).await;
+    Report {
+        volume: volume.name.clone(),
         counts: found.counts,
         findings: found.findings,
         unlisted: found.unlisted,
         unjudged: found.unjudged,
+        incomplete: outcome.err().map(|error| error.with_sources()),
         seconds: started.elapsed().as_secs_f64(),
-    })
+    }
+}
+
+async fn look_and_mend(
+    managers: &Managers,
+    volume: &Volume,
+    repairs: bool,
+    found: &mut Found<'_>,
+) -> Result<(), FsckError> {
+    let mut servers = Servers::of(managers, volume.id).await?;
+    of_view(servers.view()).into_iter().for_each(|finding| found.add(finding));
+    let looked = look(&mut servers, found).await;
+    // What was found until then needs its paths, and its repairs, each of which is proven by itself.
+    let mended = async {
+        paths::find(&mut servers, &mut found.findings).await?;
+        if repairs { repair::repair(&mut servers, &mut found.findings).await } else { Ok(()) }
+    };
+    let mended = mended.await;
+    looked.and(mended)
+}
+
+async fn look(servers: &mut Servers<'_>, found: &mut Found<'_>) -> Result<(), FsckError> {
+    names::check(servers, found).await?;
+    bytes::check(servers, found).await
 }
 
 /// What was found so far.

@@ -34,6 +34,5 @@ mod paths;
 mod repair;
 mod suspects;
 
-pub use ask::FsckError;
 pub use check::{Counts, Report, Stage, check};
 pub use finding::{Code, Finding};

@@ -26,6 +26,9 @@ pub(crate) async fn repair(
             Remedy::RemoveNames(inode, removals) if is_missing(servers, inode).await? => removals,
             Remedy::RemoveNames(..) | Remedy::None => Vec::new(),
         };
+        if !repairs.is_empty() {
+            finding.repair = Some("repair begun, without an answer".to_owned());
+        }
         for (owner, repair) in repairs {
             outcome = match servers.repair(owner, now(), repair.clone()).await? {
                 Ok(()) => format!("repaired: {}", done(&repair)),

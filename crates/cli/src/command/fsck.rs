@@ -4,12 +4,12 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use milpa_fsck::{Counts, FsckError, Report, Stage};
+use milpa_fsck::{Counts, Report, Stage};
 use milpa_host::managers::Managers;
-use milpa_types::VolumeId;
+use milpa_types::Volume;
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 
-use super::{MANAGERS_WAIT, ask_managers, block_on, explain, print_json, unexpected};
+use super::{MANAGERS_WAIT, ask_managers, block_on, print_json, unexpected};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Outcome};
 
@@ -22,6 +22,17 @@ pub fn run(given: Option<&Path>, volume: Option<String>, repairs: bool, json: bo
     let reports = check(given, volume, repairs, json).map_err(Failure::of_cluster)?;
     if json {
         print_json(&reports)?;
+    }
+    outcome_of(&reports)
+}
+
+/// What the reports, which are printed, come to.
+fn outcome_of(reports: &[Report]) -> Outcome {
+    let cut_off: Vec<&str> =
+        reports.iter().filter(|it| it.incomplete.is_some()).map(|it| it.volume.as_str()).collect();
+    if !cut_off.is_empty() {
+        let what = format!("not all of {} could be checked", cut_off.join(", "));
+        return Err(Failure::cluster(what).fix("`milpa status` shows which servers are silent"));
     }
     let found: u64 = reports.iter().map(|r| r.findings.len() as u64 + r.unlisted).sum();
     let unjudged: u64 = reports.iter().map(|report| report.unjudged).sum();
@@ -49,9 +60,8 @@ fn check(
         for volume in volumes(&managers, volume).await? {
             let mut progress = Progress::new();
             let mut show = |stage, counts: &Counts| progress.show(stage, counts);
-            let checked = milpa_fsck::check(&managers, volume, repairs, &mut show).await;
+            let report = milpa_fsck::check(&managers, &volume, repairs, &mut show).await;
             progress.clear();
-            let report = checked.map_err(|error| failed(&error))?;
             if !json {
                 print(&report);
             }
@@ -61,24 +71,15 @@ fn check(
     })
 }
 
-async fn volumes(managers: &Managers, name: Option<String>) -> Outcome<Vec<VolumeId>> {
+async fn volumes(managers: &Managers, name: Option<String>) -> Outcome<Vec<Volume>> {
     let answer = ask_managers(managers, &ManagerRequest::ListVolumes, MANAGERS_WAIT).await?;
     let ManagerAnswer::Volumes(volumes) = answer else { return Err(unexpected(&answer)) };
     let is_wanted = |known: &str| name.as_ref().is_none_or(|name| name == known);
-    let wanted = volumes.iter().filter(|one| is_wanted(&one.volume.name));
-    let wanted: Vec<VolumeId> = wanted.map(|one| one.volume.id).collect();
+    let volumes = volumes.into_iter().map(|one| one.volume);
+    let wanted: Vec<Volume> = volumes.filter(|volume| is_wanted(&volume.name)).collect();
     match name.filter(|_| wanted.is_empty()) {
         Some(name) => Err(Failure::cluster(format!("no volume {name:?}")).fix("milpa volume list")),
         None => Ok(wanted),
-    }
-}
-
-fn failed(error: &FsckError) -> Failure {
-    match error {
-        FsckError::Managers(error) => explain(error),
-        error => Failure::cluster("the volume could not be checked")
-            .because(error)
-            .fix("`milpa status` shows which servers are silent"),
     }
 }
 
@@ -89,6 +90,7 @@ fn print(report: &Report) {
     let Counts { inodes, dentries, segments, extents, .. } = report.counts;
     let outcome = match report.findings.len() as u64 + report.unlisted {
         0 if report.unjudged > 0 => format!("{} not judged", report.unjudged),
+        0 if report.incomplete.is_some() => "no findings so far".to_owned(),
         0 => "clean".to_owned(),
         found if report.unlisted > 0 => {
             format!("{found} FINDINGS, {} of them not listed", report.unlisted)
@@ -99,6 +101,9 @@ fn print(report: &Report) {
         "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments, {extents} extents in {:.1} s: {outcome}",
         report.volume, report.seconds
     );
+    if let Some(why) = &report.incomplete {
+        println!("volume {}: NOT ALL WAS CHECKED: {why}", report.volume);
+    }
 }
 
 /// One line on a terminal that says how far the check is.
@@ -134,5 +139,34 @@ impl Progress {
         if self.has_line {
             eprint!("\r\x1b[K");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::ExitCode;
+
+    /// Exit codes by reports: one volume that was not checked to its end outweighs what was found.
+    #[test]
+    fn exit_codes_table() {
+        let report = |unlisted, unjudged, incomplete: Option<&str>| Report {
+            volume: "home".to_owned(),
+            counts: Counts::default(),
+            findings: Vec::new(),
+            unlisted,
+            unjudged,
+            incomplete: incomplete.map(str::to_owned),
+            seconds: 0.0,
+        };
+        let clean = || report(0, 0, None);
+        let code = |reports: &[Report]| outcome_of(reports).err().map(|it| it.exit_code());
+        assert_eq!(code(&[clean(), clean()]), None);
+        assert_eq!(code(&[report(1, 0, None), clean()]), Some(ExitCode::from(1)));
+        assert_eq!(code(&[report(0, 1, None)]), Some(ExitCode::from(2)));
+        assert_eq!(
+            code(&[report(1, 0, None), report(0, 0, Some("silent"))]),
+            Some(ExitCode::from(2))
+        );
     }
 }

@@ -31,12 +31,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the volume holds. The partition of slot `n` has id `n + 1`.
 pub struct Volume {
-    /// Partitions that the manager knows.
+    /// Partitions that the manager knows; 0 when it does not know the volume.
     pub partitions: u32,
     pub inodes: BTreeMap<InodeId, FileKind>,
     /// Directory and name, and what is named.
     pub names: BTreeMap<(InodeId, Name), (InodeId, FileKind)>,
     pub faults: Vec<Fault>,
+    /// Questions about content get answers to another one.
+    pub has_strange_content: bool,
     /// Repairs that were asked for, in order.
     pub repairs: Vec<MetaRepair>,
 }
@@ -49,6 +51,7 @@ impl Volume {
             inodes: [(InodeId::ROOT, FileKind::Directory)].into(),
             names: BTreeMap::new(),
             faults: Vec::new(),
+            has_strange_content: false,
             repairs: Vec::new(),
         }
     }
@@ -72,8 +75,6 @@ impl Volume {
             dentries: 0,
             inode_highest: 0,
         });
-        let volume =
-            milpa_types::Volume { id, name: "home".to_owned(), options: VolumeOptions::default() };
         let node = Node {
             id: NODE,
             role: Role::Meta,
@@ -87,7 +88,14 @@ impl Volume {
             disks_draining: Vec::new(),
         };
         let (cluster, meta) = (CLUSTER, meta.collect());
-        VolumeView { cluster, version: 1, volume, meta, data: Vec::new(), nodes: vec![node] }
+        VolumeView {
+            cluster,
+            version: 1,
+            volume: home(),
+            meta,
+            data: Vec::new(),
+            nodes: vec![node],
+        }
     }
 
     fn answer(&mut self, request: &MetaRequest) -> MetaReply {
@@ -138,6 +146,9 @@ impl Volume {
             MetaCheck::Names { inodes } => {
                 MetaChecked::Names(inodes.iter().map(|inode| self.look(slot, *inode)).collect())
             }
+            MetaCheck::Segments { .. } if self.has_strange_content => {
+                MetaChecked::Offers(Vec::new())
+            }
             MetaCheck::Segments { .. } => MetaChecked::Segments { found: Vec::new(), next: None },
             MetaCheck::Offers { .. } => MetaChecked::Offers(Vec::new()),
         }
@@ -168,6 +179,12 @@ impl Volume {
     }
 }
 
+/// The volume, as the managers know it.
+fn home() -> milpa_types::Volume {
+    let (name, options) = ("home".to_owned(), VolumeOptions::default());
+    milpa_types::Volume { id: VolumeId(1), name, options }
+}
+
 type BeforeMeta = dyn FnMut(&MetaRequest, &mut Volume);
 
 /// Both servers.
@@ -181,6 +198,9 @@ struct Fake {
 impl Fake {
     fn manager(&self, request: &ManagerRequest) -> ManagerReply {
         match request {
+            ManagerRequest::GetVolumeById { .. } if self.volume.borrow().partitions == 0 => {
+                Err(ManagerError::NoVolume { name: "home".to_owned() })
+            }
             ManagerRequest::GetVolumeById { .. } => {
                 let view = self.volume.borrow().view(self.address.get());
                 Ok(ManagerAnswer::Volume(Box::new(view)))
@@ -225,9 +245,9 @@ pub fn check(
         let manager = serve(&fake, &secret, Role::Manager).await;
         fake.address.set(serve(&fake, &secret, Role::Meta).await);
         let managers = Managers::new(Pool::new(identity(&secret, Role::Admin)), vec![manager]);
-        let tell = &mut |_, _: &_| {};
-        let checked = milpa_fsck::check(&managers, VolumeId(1), true, tell);
-        let report = tokio::time::timeout(PATIENCE, checked).await.unwrap().unwrap();
+        let (home, tell) = (home(), &mut |_, _: &_| {});
+        let checked = milpa_fsck::check(&managers, &home, true, tell);
+        let report = tokio::time::timeout(PATIENCE, checked).await.unwrap();
         let left = std::mem::replace(&mut *fake.volume.borrow_mut(), Volume::new());
         (report, left)
     })

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use milpa_fsck::Code;
 use milpa_types::{FileKind, InodeId, MetaSlot};
-use milpa_wire::check::MetaCheck;
+use milpa_wire::check::{Fault, FaultKind, MetaCheck, MetaRepair};
 use milpa_wire::meta::MetaRequest;
 
 use fake::{Volume, check};
@@ -102,4 +102,33 @@ fn a_name_of_an_inode_that_is_gone_is_removed_unless_the_last_look_finds_another
     assert_eq!(report.findings[0].code, Code::MissingInode, "{report:?}");
     assert_eq!(report.findings[0].repair.as_deref(), Some("not repaired: it is not so any more"));
     assert_eq!(left.repairs, []);
+}
+
+/// An hour of findings was thrown away, and what was repaired not told, when a server did not answer one of
+/// the later questions.
+#[test]
+fn what_was_found_before_the_check_was_cut_off_is_reported_and_repaired() {
+    let mut volume = Volume::new();
+    let inode = InodeId::ROOT;
+    let what = FaultKind::WrongAllocation { allocated: 1, counted: 2 };
+    volume.faults.push(Fault { inode, what });
+    volume.has_strange_content = true;
+    let (report, left) = check(volume, |_, _| {});
+    assert!(!report.is_clean());
+    assert_eq!(report.incomplete.as_deref(), Some("partition 1 answered something else"));
+    assert_eq!(report.findings.len(), 1, "{report:?}");
+    assert_eq!(report.findings[0].path.as_deref(), Some("/"));
+    assert_eq!(report.findings[0].repair.as_deref(), Some("repaired: counted anew"));
+    assert_eq!(left.repairs, [MetaRepair::Recount { inode }]);
+}
+
+/// The others of several volumes are checked all the same.
+#[test]
+fn a_volume_whose_managers_say_no_has_a_report_that_says_so() {
+    let mut volume = Volume::new();
+    volume.partitions = 0;
+    let (report, _) = check(volume, |_, _| {});
+    assert_eq!((report.volume.as_str(), report.findings.len()), ("home", 0));
+    let why = report.incomplete.unwrap();
+    assert!(why.starts_with("the managers did not answer: "), "{why}");
 }
