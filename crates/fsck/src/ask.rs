@@ -93,6 +93,14 @@ impl<'a> Servers<'a> {
         Ok(())
     }
 
+    /// How many replicas each meta partition should have.
+    pub(crate) async fn meta_replicas(&self) -> Result<usize, FsckError> {
+        match self.managers.call(&ManagerRequest::GetMetaReplicas, MANAGERS_WAIT).await? {
+            ManagerAnswer::MetaReplicas { wanted } => Ok(wanted.into()),
+            _ => Err(FsckError::Strange { whom: "the manager".to_owned() }),
+        }
+    }
+
     /// The meta partitions, by slot.
     pub(crate) fn meta(&self) -> Vec<PartitionId> {
         let mut meta: Vec<&MetaPartition> = self.view.meta.iter().collect();

@@ -11,8 +11,6 @@ use crate::{bytes, names, paths, repair};
 
 /// Findings that are told one by one; the others are counted.
 const FINDINGS_MAX: usize = 10_000;
-/// Replicas of a meta partition, at least.
-const META_REPLICAS: usize = 3;
 
 /// What was looked at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -103,7 +101,8 @@ async fn look_and_mend(
     found: &mut Found<'_>,
 ) -> Result<(), FsckError> {
     let mut servers = Servers::of(managers, volume.id).await?;
-    of_view(servers.view()).into_iter().for_each(|finding| found.add(finding));
+    let meta_replicas = servers.meta_replicas().await?;
+    of_view(servers.view(), meta_replicas).into_iter().for_each(|finding| found.add(finding));
     let looked = look(&mut servers, found).await;
     // What was found until then needs its paths, and its repairs, each of which is proven by itself.
     let mended = async {
@@ -150,7 +149,7 @@ impl<'a> Found<'a> {
 }
 
 /// Slots without gaps, and as many replicas as there should be.
-fn of_view(view: &VolumeView) -> Vec<Finding> {
+fn of_view(view: &VolumeView, meta_replicas: usize) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut add = |code, text| findings.push(Finding::new(code, None, text));
     let mut meta: Vec<&MetaPartition> = view.meta.iter().collect();
@@ -162,8 +161,8 @@ fn of_view(view: &VolumeView) -> Vec<Finding> {
             add(Code::PartitionRanges, text);
         }
         let replicas = partition.members.len();
-        if replicas < META_REPLICAS {
-            let text = format!("meta partition {id} has {replicas} of {META_REPLICAS} replicas");
+        if replicas < meta_replicas {
+            let text = format!("meta partition {id} has {replicas} of {meta_replicas} replicas");
             add(Code::FewReplicas, text);
         }
     }

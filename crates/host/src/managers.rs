@@ -179,6 +179,7 @@ fn may_be_repeated(request: &ManagerRequest) -> bool {
         | R::DrainNode { .. }
         | R::DrainDisk { .. }
         | R::ListTasks
+        | R::GetMetaReplicas
         | R::Leave { .. } => true,
     }
 }

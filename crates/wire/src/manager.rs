@@ -117,6 +117,8 @@ pub enum ManagerRequest {
         /// As at registration.
         incarnation: u128,
     },
+    /// An operator: how many replicas should a meta partition have?
+    GetMetaReplicas,
 }
 
 /// A node that starts.
@@ -213,6 +215,11 @@ pub enum ManagerAnswer {
     },
     /// ListTasks.
     Tasks(Vec<Task>),
+    /// GetMetaReplicas.
+    MetaReplicas {
+        /// As the managers' policy says.
+        wanted: u8,
+    },
 }
 
 /// The reply body of every manager.

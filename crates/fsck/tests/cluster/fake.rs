@@ -33,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub struct Volume {
     /// Partitions that the manager knows; 0 when it does not know the volume.
     pub partitions: u32,
+    /// Replicas that the manager wants of each; there are three.
+    pub meta_replicas: u8,
     pub inodes: BTreeMap<InodeId, FileKind>,
     /// Directory and name, and what is named.
     pub names: BTreeMap<(InodeId, Name), (InodeId, FileKind)>,
@@ -48,6 +50,7 @@ impl Volume {
     pub fn new() -> Volume {
         Volume {
             partitions: 1,
+            meta_replicas: 3,
             inodes: [(InodeId::ROOT, FileKind::Directory)].into(),
             names: BTreeMap::new(),
             faults: Vec::new(),
@@ -204,6 +207,9 @@ impl Fake {
             ManagerRequest::GetVolumeById { .. } => {
                 let view = self.volume.borrow().view(self.address.get());
                 Ok(ManagerAnswer::Volume(Box::new(view)))
+            }
+            ManagerRequest::GetMetaReplicas => {
+                Ok(ManagerAnswer::MetaReplicas { wanted: self.volume.borrow().meta_replicas })
             }
             _ => Err(ManagerError::Invalid { problems: Vec::new() }),
         }

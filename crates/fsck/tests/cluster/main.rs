@@ -132,3 +132,14 @@ fn a_volume_whose_managers_say_no_has_a_report_that_says_so() {
     let why = report.incomplete.unwrap();
     assert!(why.starts_with("the managers did not answer: "), "{why}");
 }
+
+/// Three replicas of five are few, whatever is usual.
+#[test]
+fn a_meta_partition_has_as_many_replicas_as_the_managers_want() {
+    let mut volume = Volume::new();
+    volume.meta_replicas = 5;
+    let (report, _) = check(volume, |_, _| {});
+    assert_eq!(report.findings.len(), 1, "{report:?}");
+    assert_eq!(report.findings[0].code, Code::FewReplicas);
+    assert_eq!(report.findings[0].text, "meta partition 1 has 3 of 5 replicas");
+}

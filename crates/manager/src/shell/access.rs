@@ -28,7 +28,8 @@ pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
         | R::DrainNode { .. }
         | R::RemoveNode { .. }
         | R::DrainDisk { .. }
-        | R::ListTasks => OPERATORS,
+        | R::ListTasks
+        | R::GetMetaReplicas => OPERATORS,
     }
 }
 
@@ -57,6 +58,7 @@ pub fn operation(request: &ManagerRequest) -> &'static str {
         R::DrainDisk { .. } => "drain_disk",
         R::ListTasks => "list_tasks",
         R::Leave { .. } => "leave",
+        R::GetMetaReplicas => "get_meta_replicas",
     }
 }
 
@@ -167,6 +169,7 @@ mod tests {
             R::DrainDisk { node: NodeId(101), disk: milpa_types::DiskId(1), drains: true },
             R::ListTasks,
             R::Leave { node: NodeId(101), incarnation: 1 },
+            R::GetMetaReplicas,
         ]
     }
 
@@ -200,6 +203,7 @@ mod tests {
                     "remove_node",
                     "drain_disk",
                     "list_tasks",
+                    "get_meta_replicas",
                 ],
             ),
         ];

@@ -115,6 +115,9 @@ impl Replica {
             }
             R::ListNodes | R::GetNodes => Ok(ManagerAnswer::Nodes(view::nodes(view))),
             R::ListTasks => Ok(ManagerAnswer::Tasks(view::tasks(view))),
+            R::GetMetaReplicas => {
+                Ok(ManagerAnswer::MetaReplicas { wanted: view.policy.meta_replicas })
+            }
             R::ListPartitions { volume } => list_partitions(view, volume.as_deref()),
             R::Status => {
                 let managers = self.config.managers();
