@@ -236,7 +236,18 @@ impl Partition {
     /// Bytes to free with order numbers above `after`, lowest first, at most `limit`.
     #[must_use]
     pub fn free_orders(&self, after: u64, limit: usize) -> Vec<FreeOrder> {
-        self.tables.free_orders(after, limit)
+        self.free_orders_above(after).take(limit).collect()
+    }
+
+    /// Bytes to free with order numbers above `after`, lowest first.
+    pub fn free_orders_above(&self, after: u64) -> impl Iterator<Item = FreeOrder> {
+        self.tables.free_orders_above(after)
+    }
+
+    /// The number of the last free order that was given; 0 for none.
+    #[must_use]
+    pub fn last_free_order(&self) -> u64 {
+        self.counters.next_order.saturating_sub(1)
     }
 
     /// What would become of offered bytes. `Keep` and `Wait` may be sent as they are; before a

@@ -313,10 +313,9 @@ impl Tables {
     }
 
     /// Free orders above `after`.
-    pub(crate) fn free_orders(&self, after: u64, limit: usize) -> Vec<FreeOrder> {
-        let from = Number(after.saturating_add(1));
-        let orders = self.freed.range(&from).take(limit);
-        orders.map(|(order, range)| FreeOrder { order: order.0, range }).collect()
+    pub(crate) fn free_orders_above(&self, after: u64) -> impl Iterator<Item = FreeOrder> {
+        let orders = self.freed.range(&Number(after.saturating_add(1)));
+        orders.map(|(order, range)| FreeOrder { order: order.0, range })
     }
 }
 

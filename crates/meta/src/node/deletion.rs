@@ -2,204 +2,152 @@
 //! data partition, and only then forgotten.
 //!
 //! Idempotent from end to end: bytes of an extent are never used twice, so freeing them twice is
-//! harmless. A replica that is away keeps its orders waiting; nothing is confirmed for it.
+//! harmless. A replica that is away keeps its orders waiting; nothing is confirmed for it. Who is sent
+//! what is decided in [`super::freeing`].
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::now_ms;
 use milpa_raft::MultiRaft;
-use milpa_types::{DataError, FreedRange, NodeId, PartitionId, Role, VolumeId, VolumeView};
+use milpa_types::{DataError, NodeId, PartitionId, Role, VolumeId, VolumeView};
 use milpa_wire::data::{DataReply, DataRequest};
-use tracing::{debug, warn};
+use tokio::task::JoinSet;
+use tracing::debug;
 
 use super::context::Context;
+use super::freeing::{Answer, Batch, VIEW_AGE_MS};
 use super::inbox::Event;
 use super::shell::Shell;
 use crate::core::{Command, FreeOrder};
 
-/// Orders of one round: a request of some 20 KiB.
-const ORDERS_MAX: usize = 1_024;
-/// Rounds that run at once on this node: deletion must not crowd out the work.
-const ROUNDS_MAX: usize = 8;
-/// One request to one data node.
+/// Replicas that one batch asks at once. Their node frees on the threads that also flush for clients.
+const REPLICAS_AT_ONCE: usize = 8;
+/// One request to one replica.
 const FREE_WAIT: Duration = Duration::from_secs(5);
-/// Pause after a round that left something, and after the last one of a pass.
-const PAUSE_MS: u64 = 2_000;
-/// Data partitions move seldom; a replica that the view lacks would be missed, so it is young.
-const VIEW_AGE: Duration = Duration::from_secs(1);
 
 impl Shell {
-    /// Once a tick: starts the next round of each partition led here that has something to free.
+    /// Once a tick: sends what there is to free of each partition led here.
     pub(crate) fn start_freeing(&mut self, now: u64) {
-        let mut running = self.replicas.values().filter(|replica| replica.freeing.busy).count();
+        let mut under_way: BTreeMap<NodeId, usize> = BTreeMap::new();
+        for node in self.replicas.values().flat_map(|replica| replica.freeing.under_way()) {
+            *under_way.entry(node).or_default() += 1;
+        }
         for (partition, replica) in &mut self.replicas {
-            let freeing = &mut replica.freeing;
-            if !replica.ready || freeing.busy || now < freeing.not_before_ms {
+            let (state, freeing) = (&replica.state, &mut replica.freeing);
+            if !replica.ready || state.free_orders_above(0).next().is_none() {
                 continue;
             }
-            if running >= ROUNDS_MAX {
-                return;
+            if freeing.start_asking(now) {
+                let (ctx, volume) = (Rc::clone(&self.ctx), replica.definition.volume);
+                tokio::task::spawn_local(find_replicas(ctx, *partition, volume));
             }
-            let orders = replica.state.free_orders(freeing.after, ORDERS_MAX);
-            let Some(last) = orders.last() else {
-                if freeing.after > 0 {
-                    // The pass is over; what it left is tried again after a pause.
-                    freeing.after = 0;
-                    freeing.not_before_ms = now + PAUSE_MS;
-                }
+            if !freeing.is_current(now) {
                 continue;
-            };
-            freeing.after = last.order;
-            freeing.busy = true;
-            running += 1;
-            let (ctx, volume) = (Rc::clone(&self.ctx), replica.definition.volume);
-            tokio::task::spawn_local(free(ctx, *partition, volume, orders));
+            }
+            let above = |after| state.free_orders_above(after);
+            for batch in freeing.batches(now, above, &mut under_way) {
+                tokio::task::spawn_local(free(Rc::clone(&self.ctx), *partition, batch));
+            }
         }
     }
 
-    /// A round is over.
+    /// Somebody said where the replicas are.
+    pub(crate) fn replicas_found(&mut self, partition: PartitionId, view: Option<Rc<VolumeView>>) {
+        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        let highest = replica.state.last_free_order();
+        replica.freeing.learn(view.as_deref(), highest, now_ms());
+    }
+
+    /// A data node was asked.
     pub(crate) fn freed(
         &mut self,
         multi: &mut MultiRaft,
         partition: PartitionId,
-        confirmed: Vec<u64>,
-        all: bool,
+        batch: &Batch,
+        answers: &BTreeMap<PartitionId, Answer>,
     ) {
         let Some(replica) = self.replicas.get_mut(&partition) else { return };
-        replica.freeing.busy = false;
-        if !all {
-            replica.freeing.not_before_ms = now_ms() + PAUSE_MS;
-        }
+        let highest = replica.state.last_free_order();
+        let confirmed = replica.freeing.answered(batch, answers, highest, now_ms());
         if replica.ready && !confirmed.is_empty() {
             let command = Command::ConfirmFreed { orders: confirmed };
-            Shell::propose_for_itself(multi, partition, &command);
-        }
-    }
-}
-
-async fn free(ctx: Rc<Context>, partition: PartitionId, volume: VolumeId, orders: Vec<FreeOrder>) {
-    let view = ctx.view(volume, VIEW_AGE).await;
-    let plan = view.map(|view| Plan::new(&view, &orders)).unwrap_or_default();
-    let mut freed = BTreeSet::new();
-    for (node, ranges) in &plan.ranges {
-        if free_on(&ctx, *node, ranges).await {
-            freed.insert(*node);
-        }
-    }
-    let confirmed = plan.confirmed(&orders, &freed);
-    let all = confirmed.len() == orders.len();
-    ctx.inbox.push(Event::Freed { partition, confirmed, all });
-}
-
-/// Whether the node says that it has freed all of `ranges`.
-async fn free_on(ctx: &Context, node: NodeId, ranges: &[FreedRange]) -> bool {
-    let Some(address) = ctx.address(node) else {
-        ctx.refresh_addresses().await;
-        return false;
-    };
-    let request = DataRequest::Free { ranges: ranges.to_vec() };
-    let called =
-        ctx.pool.call::<_, DataReply>(address, Role::Data, &request, Bytes::new(), FREE_WAIT).await;
-    match called {
-        Ok((Ok(_) | Err(DataError::NoExtent), _)) => true,
-        Ok((Err(error), _)) => {
-            debug!(%node, %error, "a data node did not free bytes");
-            false
-        }
-        Err(error) => {
-            debug!(%node, %error, "a data node could not be asked to free bytes");
-            false
-        }
-    }
-}
-
-/// Which node has to free what.
-#[derive(Debug, Default)]
-struct Plan {
-    replicas: BTreeMap<PartitionId, Vec<NodeId>>,
-    ranges: BTreeMap<NodeId, Vec<FreedRange>>,
-}
-
-impl Plan {
-    fn new(view: &VolumeView, orders: &[FreeOrder]) -> Plan {
-        let mut plan = Plan::default();
-        for partition in &view.data {
-            let mut replicas = partition.replicas.clone();
-            replicas.extend(partition.members.iter().filter(|m| !partition.replicas.contains(m)));
-            plan.replicas.insert(partition.id, replicas);
-        }
-        for order in orders {
-            let Some(replicas) = plan.replicas.get(&order.range.partition) else {
-                warn!(partition = %order.range.partition, "freed bytes of an unknown data partition");
-                continue;
-            };
-            for node in replicas {
-                plan.ranges.entry(*node).or_default().push(order.range);
+            if !Shell::propose_for_itself(multi, partition, &command) {
+                replica.freeing.repeat(batch);
             }
         }
-        plan
-    }
-
-    /// The orders that every replica has confirmed. An unknown partition confirms nothing.
-    fn confirmed(&self, orders: &[FreeOrder], freed: &BTreeSet<NodeId>) -> Vec<u64> {
-        let is_freed = |order: &&FreeOrder| {
-            self.replicas.get(&order.range.partition).is_some_and(|replicas| {
-                !replicas.is_empty() && replicas.iter().all(|node| freed.contains(node))
-            })
-        };
-        orders.iter().filter(is_freed).map(|order| order.order).collect()
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use milpa_types::{ClusterId, DataPartition, Epoch, ExtentId, Volume, VolumeOptions};
+async fn find_replicas(ctx: Rc<Context>, partition: PartitionId, volume: VolumeId) {
+    let view = ctx.view(volume, Duration::from_millis(VIEW_AGE_MS)).await;
+    ctx.inbox.push(Event::ReplicasFound { partition, view });
+}
 
-    fn view() -> VolumeView {
-        let partition = |id, members: &[u32], replicas: &[u32]| DataPartition {
-            id: PartitionId(id),
-            volume: VolumeId(1),
-            epoch: Epoch(1),
-            members: members.iter().copied().map(NodeId).collect(),
-            primary: NodeId(members[0]),
-            replicas: replicas.iter().copied().map(NodeId).collect(),
-            takes_extents: true,
-            used_bytes: 0,
-            extents: 0,
-        };
-        VolumeView {
-            cluster: ClusterId(1),
-            version: 1,
-            volume: Volume {
-                id: VolumeId(1),
-                name: "v".to_owned(),
-                options: VolumeOptions::default(),
-            },
-            meta: Vec::new(),
-            data: vec![partition(10, &[1, 2], &[1, 2, 3]), partition(11, &[1, 2], &[1, 2])],
-            nodes: Vec::new(),
+async fn free(ctx: Rc<Context>, partition: PartitionId, batch: Batch) {
+    let answers = free_on(&ctx, &batch).await;
+    ctx.inbox.push(Event::Freed { partition, batch, answers });
+}
+
+/// What the node's replicas say; nothing, if none of the first ones says anything.
+async fn free_on(ctx: &Rc<Context>, batch: &Batch) -> BTreeMap<PartitionId, Answer> {
+    let mut answers = BTreeMap::new();
+    if ctx.address(batch.node).is_none() {
+        ctx.refresh_addresses().await;
+        return answers;
+    }
+    let mut waiting: Vec<(&PartitionId, &Vec<FreeOrder>)> = batch.orders.iter().collect();
+    // Each time others first: those on a disk that hangs do not make the node seem silent for ever.
+    let turn = batch.number % (waiting.len() as u64).max(1);
+    waiting.rotate_left(turn as usize);
+    let mut waiting = waiting.into_iter();
+    let (mut asking, mut ended) = (JoinSet::new(), 0);
+    loop {
+        while asking.len() < REPLICAS_AT_ONCE
+            && let Some((partition, orders)) = waiting.next()
+        {
+            let request = request(orders);
+            let (ctx, node, partition) = (Rc::clone(ctx), batch.node, *partition);
+            asking.spawn_local(async move { (partition, ask(&ctx, node, request).await) });
+        }
+        match asking.join_next().await {
+            Some(Ok((partition, Some(answer)))) => drop(answers.insert(partition, answer)),
+            Some(_) => {}
+            None => return answers,
+        }
+        ended += 1;
+        if ended >= REPLICAS_AT_ONCE && answers.is_empty() {
+            return answers;
         }
     }
+}
 
-    fn order(order: u64, partition: u64) -> FreeOrder {
-        let (partition, extent) = (PartitionId(partition), ExtentId(1));
-        FreeOrder { order, range: FreedRange { partition, extent, offset: 0, length: 1 } }
-    }
+fn request(orders: &[FreeOrder]) -> DataRequest {
+    DataRequest::Free { ranges: orders.iter().map(|order| order.range).collect() }
+}
 
-    /// Node 3 is away: what it holds a replica of stays on the list, the rest is forgotten.
-    #[test]
-    fn an_order_is_confirmed_when_every_replica_has_freed() {
-        let orders = [order(1, 10), order(2, 11), order(3, 99)];
-        let plan = Plan::new(&view(), &orders);
-        assert_eq!(plan.ranges.keys().copied().collect::<Vec<_>>(), [1, 2, 3].map(NodeId));
-        assert_eq!(plan.ranges[&NodeId(3)], [orders[0].range]);
-        let freed = BTreeSet::from([NodeId(1), NodeId(2)]);
-        assert_eq!(plan.confirmed(&orders, &freed), [2]);
-        let freed = BTreeSet::from([NodeId(1), NodeId(2), NodeId(3)]);
-        assert_eq!(plan.confirmed(&orders, &freed), [1, 2]);
-    }
+/// What a replica says, if anything.
+async fn ask(ctx: &Context, node: NodeId, request: DataRequest) -> Option<Answer> {
+    let address = ctx.address(node)?;
+    let called =
+        ctx.pool.call::<_, DataReply>(address, Role::Data, &request, Bytes::new(), FREE_WAIT).await;
+    let reply = match called {
+        Ok((reply, _)) => reply,
+        Err(error) => {
+            debug!(%node, %error, "a data node could not be asked to free bytes");
+            return None;
+        }
+    };
+    Some(match reply {
+        Ok(_) | Err(DataError::NoExtent) => Answer::Done,
+        Err(error) => {
+            debug!(%node, %error, "a replica did not free bytes");
+            match error {
+                DataError::Corrupt { .. } | DataError::Doubtful { .. } => Answer::Partly,
+                _ => Answer::Refused,
+            }
+        }
+    })
 }

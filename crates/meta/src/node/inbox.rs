@@ -4,19 +4,20 @@
 //! of the log by themselves.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
 use bytes::Bytes;
 use milpa_host::rpc::{Peer, Reply, Service};
 use milpa_raft::SnapshotDescriptor;
-use milpa_types::{MetaError, NodeId, PartitionId, Role, VolumeId};
+use milpa_types::{MetaError, NodeId, PartitionId, Role, VolumeId, VolumeView};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaReply, MetaRequest, OperationId, StepOutcome,
 };
 use tokio::sync::Notify;
 use tracing::{debug, warn};
 
+use super::freeing::{Answer, Batch};
 use super::metrics::operation_of;
 use super::responder::Responder;
 use super::snapshot_file::FileHeader;
@@ -80,14 +81,21 @@ pub(crate) enum Event {
         /// What the coordinator said.
         known: Option<bool>,
     },
-    /// One round of deletion is over.
-    Freed {
-        /// The partition, led here when the round began.
+    /// Where the replicas are that have bytes to free.
+    ReplicasFound {
+        /// The partition that has the orders, led here when it was asked.
         partition: PartitionId,
-        /// Orders that every replica has confirmed.
-        confirmed: Vec<u64>,
-        /// Whether all that were tried are among them.
-        all: bool,
+        /// Its volume, if anybody could say.
+        view: Option<Rc<VolumeView>>,
+    },
+    /// A data node was asked to free bytes.
+    Freed {
+        /// The partition that has the orders, led here when the node was asked.
+        partition: PartitionId,
+        /// What it was asked.
+        batch: Batch,
+        /// What its replicas said; empty if it is silent.
+        answers: BTreeMap<PartitionId, Answer>,
     },
     /// A new partition's definition is on disk.
     Defined {

@@ -56,6 +56,7 @@ mod check;
 mod context;
 mod coordinate;
 mod deletion;
+mod freeing;
 mod hand_over;
 mod inbox;
 mod leases;

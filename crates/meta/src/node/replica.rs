@@ -11,6 +11,7 @@ use milpa_types::{MetaError, MetaSlot, NodeId, PartitionId, SessionId, VolumeId}
 use milpa_wire::check::MetaCheck;
 use milpa_wire::meta::{CreateMetaPartition, ExtentOffer, MetaRead, MetaReply, OperationId};
 
+use super::freeing::Freeing;
 use super::leases::Leases;
 use super::marks::Marks;
 use super::responder::Responder;
@@ -137,17 +138,6 @@ pub(crate) struct LogGrowth {
     pub wanted: bool,
 }
 
-/// Progress of deletion.
-#[derive(Default)]
-pub(crate) struct Freeing {
-    /// Whether a task is at it.
-    pub busy: bool,
-    /// Orders above this one come next; 0 begins anew.
-    pub after: u64,
-    /// Not before this time, in milliseconds.
-    pub not_before_ms: u64,
-}
-
 impl Replica {
     pub(crate) fn new(
         definition: CreateMetaPartition,
@@ -239,7 +229,7 @@ impl Replica {
         self.driven.clear();
         self.intents.clear();
         self.leases = Leases::default();
-        self.freeing = Freeing::default();
+        self.freeing.forget();
         self.full_since_ms = None;
     }
 

@@ -80,8 +80,9 @@ impl Shell {
             Event::Inquired { partition, operation, known } => {
                 self.inquired(multi, partition, operation, known);
             }
-            Event::Freed { partition, confirmed, all } => {
-                self.freed(multi, partition, confirmed, all);
+            Event::ReplicasFound { partition, view } => self.replicas_found(partition, view),
+            Event::Freed { partition, batch, answers } => {
+                self.freed(multi, partition, &batch, &answers);
             }
             Event::Defined { definition, result, responder } => {
                 self.defined(multi, definition, result, responder);

@@ -1,6 +1,6 @@
 //! A manager that knows what the test tells it, and data nodes that only free.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, mpsc};
@@ -188,8 +188,8 @@ fn node(id: NodeId, role: Role, address: SocketAddr) -> Node {
 pub struct DataNode {
     pub id: NodeId,
     freed: Arc<Mutex<Vec<FreedRange>>>,
-    /// While false it answers "busy".
-    willing: Arc<Mutex<bool>>,
+    /// It answers "busy" to what concerns these.
+    refused: Arc<Mutex<BTreeSet<PartitionId>>>,
 }
 
 impl DataNode {
@@ -197,25 +197,25 @@ impl DataNode {
         let credential = Credential::Cluster(secret.clone());
         let identity = Arc::new(Identity::new(Some(CLUSTER), Role::Data, credential));
         identity.set_node(id);
-        let (freed, willing) = (Arc::default(), Arc::new(Mutex::new(true)));
-        let frees = Frees { freed: Arc::clone(&freed), willing: Arc::clone(&willing) };
+        let (freed, refused) = (Arc::default(), Arc::default());
+        let frees = Frees { freed: Arc::clone(&freed), refused: Arc::clone(&refused) };
         let address = serve_on_thread(identity, move || Rc::new(frees));
         manager.add_node(node(id, Role::Data, address));
-        DataNode { id, freed, willing }
+        DataNode { id, freed, refused }
     }
 
     pub fn freed(&self) -> Vec<FreedRange> {
         self.freed.lock().unwrap().clone()
     }
 
-    pub fn set_willing(&self, willing: bool) {
-        *self.willing.lock().unwrap() = willing;
+    pub fn refuse(&self, partitions: &[PartitionId]) {
+        *self.refused.lock().unwrap() = partitions.iter().copied().collect();
     }
 }
 
 struct Frees {
     freed: Arc<Mutex<Vec<FreedRange>>>,
-    willing: Arc<Mutex<bool>>,
+    refused: Arc<Mutex<BTreeSet<PartitionId>>>,
 }
 
 impl Service for Frees {
@@ -223,11 +223,12 @@ impl Service for Frees {
         let DataRequest::Free { ranges } = milpa_wire::decode(&body).unwrap() else {
             panic!("a meta node asks a data node for nothing but to free");
         };
-        let answer: DataReply = if *self.willing.lock().unwrap() {
+        let refused = self.refused.lock().unwrap();
+        let answer: DataReply = if ranges.iter().any(|range| refused.contains(&range.partition)) {
+            Err(milpa_types::DataError::Busy)
+        } else {
             self.freed.lock().unwrap().extend(ranges);
             Ok(DataAnswer::Done)
-        } else {
-            Err(milpa_types::DataError::Busy)
         };
         reply.send(&answer, Bytes::new());
     }
