@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::call::Call;
 use crate::config::{ClientConfig, ConnectError};
 use crate::error::FsError;
+use crate::file::write::Place;
 use crate::handle::{
     Creation, DirectoryPage, FileLocation, HandleId, OpenFile, OpenFlags, Statfs, Timeouts,
 };
@@ -291,8 +292,8 @@ impl Client {
         self.counted("read", self.inner.read(handle, offset, length)).await
     }
 
-    /// Writes into the buffer, or for a handle with `sync` to the disks. With `append` the offset
-    /// is the file's end. `clear_set_id`: the writer is not privileged (`FUSE_WRITE_KILL_SUIDGID`).
+    /// Writes into the buffer, or for a handle with `sync` to the disks. `clear_set_id`: the writer is
+    /// not privileged (`FUSE_WRITE_KILL_SUIDGID`).
     ///
     /// # Errors
     ///
@@ -304,7 +305,24 @@ impl Client {
         data: Bytes,
         clear_set_id: bool,
     ) -> Result<(), FsError> {
-        self.counted("write", self.inner.write(handle, offset, data, clear_set_id)).await
+        let written = self.inner.write(handle, Place::At(offset), data, clear_set_id);
+        self.counted("write", written).await.map(drop)
+    }
+
+    /// [`write`](Client::write) to the file's end, wherever that is then. Gives where what was written
+    /// ends.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Client::write).
+    pub async fn append(
+        &self,
+        handle: HandleId,
+        data: Bytes,
+        clear_set_id: bool,
+    ) -> Result<u64, FsError> {
+        let written = self.inner.write(handle, Place::End, data, clear_set_id);
+        self.counted("write", written).await
     }
 
     /// [`write`](Client::write) from a borrowed slice, copied once.

@@ -10,15 +10,14 @@ use milpa_types::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HandleId(pub u64);
 
-/// How a file is opened (open(2)).
+/// How a file is opened (open(2)). O_APPEND is not among it: fcntl(2) changes that at any time, so each
+/// write says whether it appends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenFlags {
     /// For reading.
     pub read: bool,
     /// For writing.
     pub write: bool,
-    /// O_APPEND: writes go to the end, wherever that is then.
-    pub append: bool,
     /// O_TRUNC: cut to nothing first.
     pub truncate: bool,
     /// O_EXCL: create must not find the name taken.
@@ -35,7 +34,6 @@ impl OpenFlags {
         OpenFlags {
             read: access != libc::O_WRONLY,
             write: access != libc::O_RDONLY,
-            append: flags & libc::O_APPEND != 0,
             truncate: flags & libc::O_TRUNC != 0,
             exclusive: flags & libc::O_EXCL != 0,
             sync: flags & (libc::O_DSYNC | libc::O_SYNC | libc::O_DIRECT) != 0,
@@ -170,8 +168,8 @@ mod tests {
 
     #[test]
     fn flags_table() {
-        let flags = OpenFlags::from_bits(libc::O_WRONLY | libc::O_APPEND | libc::O_DSYNC);
-        assert!(flags.write && !flags.read && flags.append && flags.sync && !flags.truncate);
+        let flags = OpenFlags::from_bits(libc::O_WRONLY | libc::O_DSYNC);
+        assert!(flags.write && !flags.read && flags.sync && !flags.truncate);
         assert_eq!(OpenFlags::from_bits(libc::O_RDONLY), OpenFlags::read_only());
         assert_eq!(OpenFlags::from_bits(libc::O_RDWR), OpenFlags::read_write());
     }

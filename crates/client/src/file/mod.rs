@@ -13,7 +13,7 @@ mod read;
 pub(crate) mod sync;
 mod truncate;
 mod turn;
-mod write;
+pub(crate) mod write;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

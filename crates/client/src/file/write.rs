@@ -23,15 +23,23 @@ const PIECES_MAX: usize = 16_384;
 /// How many files are pushed when the buffer is full, the oldest first.
 const PUSHES_MAX: usize = 32;
 
+/// Where written bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    At(u64),
+    /// To the file's end, wherever that is then.
+    End,
+}
+
 impl Inner {
-    /// Writes, in pieces that the buffer can take.
+    /// Writes, in pieces that the buffer can take. Gives where the last one ends.
     pub(crate) async fn write(
         self: &Arc<Self>,
         handle: HandleId,
-        offset: u64,
+        mut place: Place,
         mut data: Bytes,
         clear_set_id: bool,
-    ) -> Result<(), FsError> {
+    ) -> Result<u64, FsError> {
         let handle = self.files.handle(handle)?;
         if !handle.flags.write {
             return Err(FsError::BadHandle);
@@ -40,27 +48,28 @@ impl Inner {
             return Err(failure);
         }
         self.core.stats.written_bytes.inc_by(data.len() as u64);
-        let mut at = offset;
+        let mut end = 0;
         while !data.is_empty() {
             let piece = data.split_to(data.len().min(self.budget.piece_bytes_max()));
-            let length = piece.len() as u64;
-            self.write_piece(&handle, at, piece, clear_set_id).await?;
-            at = at.saturating_add(length);
+            end = self.write_piece(&handle, place, piece, clear_set_id).await?;
+            if let Place::At(at) = &mut place {
+                *at = end;
+            }
         }
         if handle.flags.sync {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await?;
         }
-        Ok(())
+        Ok(end)
     }
 
     async fn write_piece(
         self: &Arc<Self>,
         handle: &Handle,
-        offset: u64,
+        place: Place,
         data: Bytes,
         clear_set_id: bool,
-    ) -> Result<(), FsError> {
+    ) -> Result<u64, FsError> {
         let file = &handle.file;
         if handle.generation != self.meta.sessions.current().1 {
             return Err(FsError::Stale("our session expired after the file was opened"));
@@ -69,9 +78,12 @@ impl Inner {
         if !self.budget.try_take(length) {
             self.wait_for_room(length).await?;
         }
-        let (replaced, pieces, stream) = {
+        let (end, replaced, pieces, stream) = {
             let mut shared = file.shared();
-            let offset = if handle.flags.append { shared.content.size() } else { offset };
+            let offset = match place {
+                Place::At(offset) => offset,
+                Place::End => shared.content.size(),
+            };
             let end = offset.checked_add(u64::from(length)).filter(|end| *end <= FILE_BYTES_MAX);
             let Some(end) = end else {
                 drop(shared);
@@ -90,7 +102,7 @@ impl Inner {
                 drop(shared);
                 self.files.mark_dirty(file);
             }
-            (replaced, pieces, stream)
+            (end, replaced, pieces, stream)
         };
         self.budget.give(replaced);
         if stream {
@@ -101,7 +113,7 @@ impl Inner {
                 drop(self.turn(file).await?);
             }
         }
-        Ok(())
+        Ok(end)
     }
 
     /// The buffer is full: has everything sent, and waits for what becomes free.

@@ -144,10 +144,9 @@ async fn appending_handles_and_readers_share_what_is_not_published() {
     let cluster = Cluster::new();
     let client = cluster.client().await;
     let opened = create(&client, "shared").await;
-    let flags = OpenFlags { append: true, ..OpenFlags::read_write() };
-    let other = client.open(opened.attributes.inode, flags).await.unwrap();
+    let other = client.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
     client.write(opened.handle, 0, Bytes::from_static(b"one "), false).await.unwrap();
-    client.write(other.handle, 999, Bytes::from_static(b"two "), false).await.unwrap();
+    assert_eq!(client.append(other.handle, Bytes::from_static(b"two "), false).await, Ok(8));
     client.write(opened.handle, 8, Bytes::from_static(b"three"), false).await.unwrap();
     let seen = client.read(other.handle, 0, 100).await.unwrap().concat();
     assert_eq!(seen, b"one two three");

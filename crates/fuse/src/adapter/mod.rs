@@ -275,7 +275,14 @@ impl Filesystem for Adapter {
         let (client, handle) = (self.client.clone(), HandleId(write.fh));
         let (offset, clear_set_id) = (write.offset, write.kill_suidgid);
         let length = data.len() as u32;
-        let work = async move { client.write(handle, offset, data, clear_set_id).await };
+        // As the flags are now. A page of a mapping has its place, through whatever descriptor it comes.
+        let appends = write.flags & libc::O_APPEND as u32 != 0 && !write.from_page_cache;
+        let work = async move {
+            match appends {
+                true => client.append(handle, data, clear_set_id).await.map(drop),
+                false => client.write(handle, offset, data, clear_set_id).await,
+            }
+        };
         self.answer(request, reply, work, move |reply, ()| reply.written(length));
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 
 use milpa_testbed::{Testbed, tree};
 
-use crate::{pattern, write_synced};
+use crate::{pattern, system, write_synced};
 
 #[test]
 fn sizes_around_every_threshold_are_read_back_by_another_mount() {
@@ -99,6 +99,33 @@ fn an_append_by_another_mount_is_seen_at_the_next_open() {
         let text = std::fs::read_to_string(path(reader)).unwrap();
         assert!(text.ends_with(&format!("line {round}\n")), "round {round}: {text:?}");
         assert_eq!(text.lines().count(), round + 2);
+    }
+}
+
+/// The story: whether a write goes to the end was taken from the flags of the open. The pages of a mapping
+/// come back through any descriptor, and landed at the end of the file; so did writes after O_APPEND was
+/// taken off.
+#[test]
+fn a_write_goes_to_the_end_only_if_its_writer_appends() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    let mut model = pattern(1, 10_000);
+    write_synced(&one.path.join("f"), &model).unwrap();
+    let file = OpenOptions::new().read(true).append(true).open(one.path.join("f")).unwrap();
+    system::change_mapped(&file, 100, !model[100]).unwrap();
+    model[100] = !model[100];
+    assert_eq!(file.metadata().unwrap().len(), 10_000, "nothing was appended");
+    (&file).write_all(b"end").unwrap();
+    model.extend(b"end");
+    system::set_status_flags(&file, 0).unwrap();
+    file.write_all_at(b"start", 0).unwrap();
+    model[..5].copy_from_slice(b"start");
+    system::set_status_flags(&file, libc::O_APPEND).unwrap();
+    (&file).write_all(b"again").unwrap();
+    model.extend(b"again");
+    drop(file);
+    for mount in [&one, &two] {
+        assert!(std::fs::read(mount.path.join("f")).unwrap() == model);
     }
 }
 

@@ -16,6 +16,7 @@ mod power;
 mod repair;
 mod soak;
 mod space;
+mod system;
 
 use milpa_testbed::load::{pattern, write_synced};
 
