@@ -98,11 +98,17 @@ impl Client {
         Call::run(self.inner.shutdown()).await
     }
 
-    /// How long the kernel may keep names and attributes.
+    /// How long the kernel may keep names and attributes. That there is no such name it is not to keep at
+    /// all: who was told that a file was made expects to find it.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
         let timeout = self.inner.core.config.cache_timeout;
-        Timeouts { entry: timeout, negative: timeout, attributes: timeout }
+        Timeouts { entry: timeout, attributes: timeout }
+    }
+
+    /// The kernel's pages of this inode are not the file's bytes: the next open has them dropped.
+    pub fn forget_pages(&self, inode: InodeId) {
+        self.inner.pages.forget(inode);
     }
 
     /// What a name names.

@@ -60,8 +60,8 @@ pub struct OpenFile {
     pub handle: HandleId,
     /// Attributes as of the open.
     pub attributes: Attributes,
-    /// Nobody but this client changed the content since the last open here: pages that the kernel
-    /// cached may stay (FUSE's `FOPEN_KEEP_CACHE`).
+    /// Nobody but this client changed the content since the last open here: pages and attributes that the
+    /// kernel cached may stay (FUSE's `FOPEN_KEEP_CACHE`).
     pub keep_cache: bool,
 }
 
@@ -156,8 +156,6 @@ pub struct SegmentLocation {
 pub struct Timeouts {
     /// A name and what it names.
     pub entry: Duration,
-    /// A name that does not exist.
-    pub negative: Duration,
     /// Attributes.
     pub attributes: Duration,
 }

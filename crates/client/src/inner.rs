@@ -20,6 +20,7 @@ use crate::error::FsError;
 use crate::file::Files;
 use crate::file::budget::Budget;
 use crate::file::open::KeptLayout;
+use crate::file::pages::Pages;
 use crate::flights::join_all;
 use crate::marks::Marks;
 use crate::meta::{MetaClient, TRY_WAIT_MAX};
@@ -48,8 +49,8 @@ pub(crate) struct Inner {
     pub attributes: Timed<InodeId, Attributes>,
     /// What names name; `None` for a name that was looked for and not there.
     pub names: Timed<(InodeId, Name), Option<(InodeId, FileKind)>>,
-    /// Content versions of the pages that the kernel may have.
-    pub versions: Mutex<Bounded<InodeId, u64>>,
+    /// The pages that the kernel may have.
+    pub pages: Pages,
     /// Content maps of closed files.
     pub layouts: Mutex<Bounded<InodeId, KeptLayout>>,
     /// Bytes on all disks of which their inodes do not know.
@@ -93,7 +94,7 @@ impl Inner {
             files: Files::new(stats),
             attributes: Timed::new(entries, timeout),
             names: Timed::new(entries, timeout),
-            versions: Mutex::new(Bounded::new(entries)),
+            pages: Pages::new(entries),
             layouts: Mutex::new(Bounded::new(entries)),
             marks: Marks::default(),
             tops: Mutex::new(Bounded::new(entries)),

@@ -49,7 +49,8 @@ pub enum NotifyError {
 /// * from a FUSE thread (inside a method), for the same reason: the request that blocks may be the
 ///   one that only this thread could read.
 ///
-/// Queue the notification to a thread of its own, and answer first.
+/// Queue the notification to a thread of its own, and answer first. `inval_inode` with a negative offset
+/// waits for nothing, as long as the inode is in use (a request on it is unanswered): it may come from anywhere.
 #[derive(Clone)]
 pub struct Notifier {
     channel: Arc<Channel>,

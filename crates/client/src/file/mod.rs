@@ -8,6 +8,7 @@ pub(crate) mod budget;
 pub(crate) mod content;
 mod lost;
 pub(crate) mod open;
+pub(crate) mod pages;
 mod push;
 mod read;
 pub(crate) mod sync;
@@ -16,7 +17,7 @@ mod turn;
 pub(crate) mod write;
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use milpa_types::{InodeId, SessionId};
@@ -181,6 +182,10 @@ pub(crate) struct Handle {
     told: AtomicU64,
     /// Failures that a reader knows of: the same, or from any call that failed.
     warned: AtomicU64,
+    /// What the kernel was told to do with the file's pages…
+    drop: Option<pages::Drop>,
+    /// …and whether it is known to have done it.
+    is_dropped: AtomicBool,
 }
 
 impl Handle {
@@ -281,13 +286,23 @@ impl Files {
         Some(file)
     }
 
-    fn add_handle(&self, file: Arc<FileState>, flags: OpenFlags, generation: u64) -> HandleId {
-        let id = HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed));
+    fn next_handle(&self) -> HandleId {
+        HandleId(self.next_handle.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn add_handle(
+        &self,
+        id: HandleId,
+        file: Arc<FileState>,
+        flags: OpenFlags,
+        generation: u64,
+        drop: Option<pages::Drop>,
+    ) {
         let Failures { count: before, told, .. } = file.shared().failures.clone();
         let (told, warned) = (AtomicU64::new(told), AtomicU64::new(told));
-        let handle = Handle { file, flags, generation, before, told, warned };
+        let is_dropped = AtomicBool::new(false);
+        let handle = Handle { file, flags, generation, before, told, warned, drop, is_dropped };
         lock(&self.handles).insert(id, Arc::new(handle));
-        id
     }
 
     fn remove_handle(&self, handle: HandleId) -> Result<Arc<Handle>, FsError> {

@@ -1,13 +1,14 @@
 //! Open and release.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use milpa_types::{AttributeChanges, Attributes, FileKind, InodeId, MetaError};
 use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
 use tokio::time::Instant;
 
 use super::content::Content;
-use super::{FileState, Io};
+use super::{FileState, Handle, Io};
 use crate::call::Call;
 use crate::core::lock;
 use crate::error::FsError;
@@ -135,35 +136,36 @@ impl Inner {
         let mut attributes = attributes;
         shared.content.overlay(&mut attributes);
         drop(shared);
-        let keep_cache = self.keeps_pages(inode, attributes.content_version);
-        let handle = self.files.add_handle(file, flags, generation);
-        Ok(OpenFile { handle, attributes, keep_cache })
+        let handle = self.files.next_handle();
+        let drop = self.pages.opened(inode, attributes.content_version, handle);
+        self.files.add_handle(handle, file, flags, generation, drop);
+        Ok(OpenFile { handle, attributes, keep_cache: drop.is_none() })
     }
 
-    /// Whether only we have changed the content since it was last opened here.
-    fn keeps_pages(&self, inode: InodeId, version: u64) -> bool {
-        let mut versions = lock(&self.versions);
-        let known = versions.get(&inode);
-        versions.insert(inode, version);
-        known == Some(version)
-    }
-
-    /// Our own change made this version: pages stay good if they are of the one that it found.
-    pub(crate) fn advance_pages(&self, inode: InodeId, before: u64, version: u64) {
-        let mut versions = lock(&self.versions);
-        if versions.get(&inode).is_some_and(|known| known == before) {
-            versions.insert(inode, version);
+    /// The user's program came back from open(2).
+    pub(crate) fn note_use(&self, handle: &Handle) {
+        if let Some(drop) = handle.drop
+            && !handle.is_dropped.load(Ordering::Relaxed)
+        {
+            handle.is_dropped.store(true, Ordering::Relaxed);
+            self.pages.dropped(handle.file.inode, drop);
         }
+    }
+
+    /// Our own change made this version.
+    pub(crate) fn advance_pages(&self, inode: InodeId, before: u64, version: u64) {
+        self.pages.advance(inode, before, version);
     }
 
     /// Bytes that were given up are in the kernel's pages: the next open drops them.
     pub(crate) fn forget_pages(&self, inode: InodeId) {
-        lock(&self.versions).remove(&inode);
+        self.pages.forget(inode);
     }
 
     /// Drops a handle; the last one sends, publishes and lets go in the background.
     pub(crate) fn release(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.remove_handle(handle)?;
+        self.note_use(&handle);
         if self.files.detach(&handle.file) {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             let (held, dirty) = {

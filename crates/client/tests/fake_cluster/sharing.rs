@@ -37,6 +37,32 @@ async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
     assert!(!open(&other).await, "changed by somebody else, and then by ourselves");
 }
 
+/// The kernel drops an inode's pages after the answer to an open, in the process that opens. Another one's open
+/// may come in between: its pages may be of the version before.
+#[tokio::test(start_paused = true)]
+async fn pages_that_are_being_dropped_do_not_stay_for_the_next_open() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    write(&other, "/f", &pattern(1, 5000)).await;
+    let inode = one.resolve(b"/f", true).await.unwrap().inode;
+    let open = async || one.open(inode, OpenFlags::read_only()).await.unwrap();
+    let first = open().await;
+    assert!(!first.keep_cache, "never seen");
+    one.read(first.handle, 0, 5000).await.unwrap();
+    assert!(open().await.keep_cache, "who reads has had them dropped");
+    write(&other, "/f", &pattern(2, 5000)).await;
+    let changed = open().await;
+    let next = open().await;
+    assert!(!changed.keep_cache && !next.keep_cache, "nobody knows how far the first has come");
+    one.read(first.handle, 0, 5000).await.unwrap();
+    assert!(!open().await.keep_cache, "a read through an older handle says nothing");
+    one.release(next.handle).await.unwrap();
+    assert!(open().await.keep_cache);
+    one.release(changed.handle).await.unwrap();
+    one.forget_pages(inode);
+    assert!(!open().await.keep_cache);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_publish_behind_somebodys_truncation_is_redone() {
     let cluster = Cluster::new();

@@ -11,8 +11,8 @@
 //!
 //! # Coherence
 //!
-//! The kernel invalidates nothing by itself (explicit invalidation): each open asks the servers,
-//! and keeps the cached pages only if the content version is the one they were read at.
+//! The kernel invalidates nothing by itself (explicit invalidation): each open asks the servers, and keeps
+//! the cached pages and attributes only if the content version is the one they are of ([`stale`]).
 
 mod answer;
 mod convert;
@@ -20,6 +20,7 @@ mod directory;
 mod interrupt;
 mod location;
 mod parked;
+mod stale;
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -32,14 +33,15 @@ use tokio::runtime::Handle;
 
 use crate::flags::open as open_bits;
 use crate::{
-    Config, Create, DataInvalidation, Delivery, Entry, Filesystem, Flush, Fsync, KernelInfo,
-    KillPrivileges, Lseek, Mkdir, Mknod, Open, Opened, Read, Release, Rename, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLseek,
-    ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, SetAttr, Setxattr, Write,
+    Config, Create, DataInvalidation, Delivery, Filesystem, Flush, Fsync, KernelInfo,
+    KillPrivileges, Lseek, Mkdir, Mknod, Negotiated, Notifier, Open, Opened, Read, Release, Rename,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, SetAttr, Setxattr, Write,
 };
 use answer::{Answer, serve};
 use convert::{attr, entry, name, statfs};
 use directory::{Directories, Wanted};
+use stale::Stale;
 
 /// Virtual extended attribute: where the bytes of a file lie, as JSON. `milpa info` reads it.
 pub const INFO_XATTR: &str = "milpa.info";
@@ -51,6 +53,7 @@ pub struct Adapter {
     client: Client,
     runtime: Handle,
     directories: Arc<Directories>,
+    stale: Arc<Stale>,
     description: Bytes,
 }
 
@@ -59,7 +62,8 @@ impl Adapter {
     /// [`MOUNT_XATTR`] answers.
     #[must_use]
     pub fn new(client: Client, runtime: Handle, description: Bytes) -> Adapter {
-        Adapter { client, runtime, directories: Arc::default(), description }
+        let stale = Arc::new(Stale::new(runtime.clone()));
+        Adapter { client, runtime, directories: Arc::default(), stale, description }
     }
 
     /// Answers `reply` with what `work` gives, through `deliver`.
@@ -76,7 +80,7 @@ impl Adapter {
         serve(&self.runtime, request.pid, reply, work, deliver);
     }
 
-    /// Answers with a new inode.
+    /// Answers with what a name names.
     fn answer_entry(
         &self,
         request: &Request,
@@ -130,19 +134,15 @@ impl Filesystem for Adapter {
         Ok(())
     }
 
+    fn ready(&self, _negotiated: &Negotiated, notifier: Notifier) {
+        self.stale.begin(notifier);
+    }
+
     fn lookup(&self, request: &Request, text: &OsStr, reply: ReplyEntry) {
         let name = name_or_answer!(text, reply);
         let (client, parent) = (self.client.clone(), inode(request));
-        let timeouts = self.client.timeouts();
-        let work = async move {
-            match client.lookup(parent, &name).await {
-                Ok(attributes) => Ok(entry(&attributes, timeouts)),
-                // The kernel remembers that there is no such name, and drops it at a local create.
-                Err(error) if error.is_not_found() => Ok(Entry::negative(timeouts.negative)),
-                Err(error) => Err(error),
-            }
-        };
-        self.answer(request, reply, work, |reply, entry| reply.entry(&entry));
+        let work = async move { client.lookup(parent, &name).await };
+        self.answer_entry(request, reply, work);
     }
 
     fn getattr(&self, request: &Request, _fh: Option<u64>, reply: ReplyAttr) {
@@ -232,8 +232,12 @@ impl Filesystem for Adapter {
         let flags = OpenFlags::from_bits(open.flags as i32);
         let (client, inode) = (self.client.clone(), inode(request));
         let work = async move { client.open(inode, flags).await };
-        let client = self.client.clone();
+        let (client, stale, nodeid) =
+            (self.client.clone(), Arc::clone(&self.stale), request.nodeid);
         self.answer(request, reply, work, move |reply, file| {
+            if !file.keep_cache {
+                stale.attributes(nodeid);
+            }
             let delivery = reply.opened(opened(&file, flags));
             if !delivery.is_delivered() {
                 release_unseen(client, file.handle);
@@ -277,13 +281,24 @@ impl Filesystem for Adapter {
         let length = data.len() as u32;
         // As the flags are now. A page of a mapping has its place, through whatever descriptor it comes.
         let appends = write.flags & libc::O_APPEND as u32 != 0 && !write.from_page_cache;
+        let expected = offset.saturating_add(u64::from(length));
         let work = async move {
             match appends {
-                true => client.append(handle, data, clear_set_id).await.map(drop),
-                false => client.write(handle, offset, data, clear_set_id).await,
+                true => client.append(handle, data, clear_set_id).await,
+                false => client.write(handle, offset, data, clear_set_id).await.map(|()| expected),
             }
         };
-        self.answer(request, reply, work, move |reply, ()| reply.written(length));
+        let (client, stale, inode) = (self.client.clone(), Arc::clone(&self.stale), inode(request));
+        self.answer(request, reply, work, move |reply, end| {
+            if end == expected {
+                return reply.written(length);
+            }
+            // The kernel has put it into its pages where it believes the end to be.
+            client.forget_pages(inode);
+            let delivery = reply.written(length);
+            stale.pages(inode.0, offset);
+            delivery
+        });
     }
 
     fn statfs(&self, request: &Request, reply: ReplyStatfs) {

@@ -102,6 +102,46 @@ fn an_append_by_another_mount_is_seen_at_the_next_open() {
     }
 }
 
+/// The story: an open had the kernel drop its pages, and it kept the size for the rest of the second. The other
+/// mount's bytes were not read, and what was put at the end lay over them.
+#[test]
+fn a_size_that_another_mount_changed_is_seen_at_the_next_open() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    let mut model = pattern(1, 100);
+    write_synced(&two.path.join("f"), &model).unwrap();
+    for round in 0..10 {
+        std::fs::metadata(one.path.join("f")).unwrap();
+        assert!(std::fs::read(one.path.join("f")).unwrap() == model, "round {round}");
+        let mut file = OpenOptions::new().append(true).open(two.path.join("f")).unwrap();
+        let bytes = pattern(round, 100);
+        file.write_all(&bytes).unwrap();
+        drop(file);
+        model.extend(bytes);
+        let mut file = File::open(one.path.join("f")).unwrap();
+        assert_eq!(file.seek(SeekFrom::End(0)).unwrap(), model.len() as u64, "round {round}");
+    }
+}
+
+/// The kernel puts what is appended into its pages where it believes the end to be.
+#[test]
+fn what_is_appended_behind_another_mounts_bytes_does_not_hide_them() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    let mut model = pattern(1, 4096);
+    write_synced(&two.path.join("f"), &model).unwrap();
+    for round in 0..10 {
+        assert!(std::fs::read(one.path.join("f")).unwrap() == model, "round {round}");
+        for (mount, seed) in [(&two, 2 * round), (&one, 2 * round + 1)] {
+            let mut file = OpenOptions::new().append(true).open(mount.path.join("f")).unwrap();
+            let bytes = pattern(seed, 4096);
+            file.write_all(&bytes).unwrap();
+            model.extend(bytes);
+        }
+        assert!(std::fs::read(one.path.join("f")).unwrap() == model, "round {round}");
+    }
+}
+
 /// The story: whether a write goes to the end was taken from the flags of the open. The pages of a mapping
 /// come back through any descriptor, and landed at the end of the file; so did writes after O_APPEND was
 /// taken off.

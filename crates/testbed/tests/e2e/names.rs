@@ -100,6 +100,18 @@ fn list_long(directory: &Path) -> usize {
 }
 
 #[test]
+fn a_name_that_another_mount_made_is_there_at_once() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    for n in 0..10 {
+        let name = format!("f{n}");
+        assert!(!one.path.join(&name).exists());
+        std::fs::write(two.path.join(&name), &name).unwrap();
+        assert_eq!(std::fs::read_to_string(one.path.join(&name)).unwrap(), name);
+    }
+}
+
+#[test]
 fn a_split_volume_goes_on() {
     let mut bed = Testbed::start().unwrap();
     bed.milpa(&["volume", "create", "small", "--meta-partition-entries-max", "1000"]).unwrap();
