@@ -98,13 +98,23 @@ impl Inner {
         }
         let asked = Instant::now();
         let read = MetaRead::GetAttributes { inode };
-        match self.meta.read(inode, read).await.map_err(FsError::by_inode)? {
+        match self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))? {
             MetaAnswer::Attributes(attributes) => {
                 self.attributes.put(inode, attributes, asked);
                 Ok(self.with_buffered(attributes))
             }
             _ => Err(FsError::Broken("getattr")),
         }
+    }
+
+    /// Why an operation by id failed. What is known of a deleted inode is forgotten: the kernel looks the name
+    /// up again, and is to hear what it names now.
+    pub(crate) fn by_inode(&self, inode: InodeId, error: FsError) -> FsError {
+        let error = error.by_inode();
+        if matches!(error, FsError::Stale(_)) {
+            self.attributes.forget(&inode);
+        }
+        error
     }
 
     /// Shows what is buffered here and cannot be known elsewhere.
@@ -119,7 +129,7 @@ impl Inner {
 
     pub(crate) async fn readlink(&self, inode: InodeId) -> Result<Bytes, FsError> {
         let read = MetaRead::ReadLink { inode };
-        match self.meta.read(inode, read).await.map_err(FsError::by_inode)? {
+        match self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))? {
             MetaAnswer::Target(target) => Ok(target.into()),
             _ => Err(FsError::Broken("readlink")),
         }

@@ -60,7 +60,7 @@ impl Inner {
         let asked = Instant::now();
         if let Some(version) = self.known_version(inode) {
             let read = MetaRead::GetAttributes { inode };
-            let answer = self.meta.read(inode, read).await.map_err(FsError::by_inode)?;
+            let answer = self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))?;
             let MetaAnswer::Attributes(attributes) = answer else {
                 return Err(FsError::Broken("getattr"));
             };
@@ -79,7 +79,7 @@ impl Inner {
     ) -> Result<(Attributes, WireContent), FsError> {
         let asked = Instant::now();
         let read = MetaRead::GetLayout { inode };
-        let answer = self.meta.read(inode, read).await.map_err(FsError::by_inode)?;
+        let answer = self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))?;
         let MetaAnswer::Layout { attributes, content } = answer else {
             return Err(FsError::Broken("get_layout"));
         };

@@ -91,7 +91,7 @@ impl Inner {
     ) -> Result<(Attributes, u64), FsError> {
         self.attributes.forget(&inode);
         let write = MetaWrite::SetAttributes { inode, changes };
-        let answer = self.meta.write(inode, write).await.map_err(FsError::by_inode)?;
+        let answer = self.meta.write(inode, write).await.map_err(|e| self.by_inode(inode, e))?;
         let MetaAnswer::Changed { attributes, before } = answer else {
             return Err(FsError::Broken("setattr"));
         };

@@ -138,6 +138,34 @@ async fn a_deleted_file_is_stale_for_others() {
     assert!(matches!(error, FsError::Stale(_)), "{error}");
 }
 
+/// The story: git refs and config files are replaced by rename. An open of the one that is gone was stale, as it
+/// must be; the kernel then looks the name up again, and was told of the same inode for another second.
+#[tokio::test(start_paused = true)]
+async fn who_is_told_that_a_file_is_gone_finds_the_new_one() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let (f, g) = (name("f"), name("g"));
+    for round in 0..4 {
+        write(&one, "/f", &pattern(1, 5000)).await;
+        let inode = one.lookup(InodeId::ROOT, &f).await.unwrap().inode;
+        write(&other, "/g", &pattern(2, 5000)).await;
+        other.rename(InodeId::ROOT, &g, InodeId::ROOT, &f, false).await.unwrap();
+        let write = OpenFlags { truncate: true, ..OpenFlags::read_write() };
+        let error = match round {
+            0 => one.open(inode, OpenFlags::read_only()).await.unwrap_err(),
+            1 => one.open(inode, write).await.unwrap_err(),
+            2 => one.setattr(inode, AttributeChanges::default()).await.unwrap_err(),
+            _ => one.readlink(inode).await.unwrap_err(),
+        };
+        assert!(matches!(error, FsError::Stale(_)), "{round}: {error}");
+        let found = one.lookup(InodeId::ROOT, &f).await.unwrap().inode;
+        assert_ne!(found, inode, "{round}");
+        assert!(read(&one, "/f").await == pattern(2, 5000));
+        other.unlink(InodeId::ROOT, &f).await.unwrap();
+        assert!(one.open(found, OpenFlags::read_only()).await.is_err());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_expired_lease_makes_open_files_stale_and_nothing_else() {
     let cluster = Cluster::new();

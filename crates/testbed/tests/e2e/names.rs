@@ -111,6 +111,26 @@ fn a_name_that_another_mount_made_is_there_at_once() {
     }
 }
 
+/// As git does with its refs. A file that is replaced while it is read is stale: another mount's descriptors do
+/// not hold it.
+#[test]
+fn a_file_that_another_mount_replaces_can_always_be_opened() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    std::fs::write(two.path.join("ref"), "0").unwrap();
+    let (mut last, mut seen) = (0, BTreeSet::new());
+    for n in 1..100_u32 {
+        std::fs::write(two.path.join("ref.lock"), n.to_string()).unwrap();
+        std::fs::rename(two.path.join("ref.lock"), two.path.join("ref")).unwrap();
+        let file = std::fs::File::open(one.path.join("ref")).unwrap();
+        let value: u32 = std::io::read_to_string(file).unwrap().parse().unwrap();
+        assert!(value >= last && value <= n, "{value} after {last}, in round {n}");
+        last = value;
+        seen.insert(value);
+    }
+    assert!(seen.len() > 50, "{} of the values were seen", seen.len());
+}
+
 #[test]
 fn a_split_volume_goes_on() {
     let mut bed = Testbed::start().unwrap();
