@@ -28,7 +28,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use milpa_client::{Client, Creation, FsError, HandleId, OpenFile, OpenFlags};
-use milpa_types::{Attributes, FileKind, InodeId};
+use milpa_types::{Attributes, FileKind, InodeId, MetaError};
 use tokio::runtime::Handle;
 
 use crate::flags::open as open_bits;
@@ -251,7 +251,17 @@ impl Filesystem for Adapter {
         let flags = OpenFlags::from_bits(create.flags as i32);
         let (client, parent) = (self.client.clone(), inode(request));
         let creation = creation(request, create.mode);
-        let work = async move { client.create(parent, &name, creation, flags).await };
+        let work = async move {
+            let new = OpenFlags { exclusive: true, ..flags };
+            match client.create(parent, &name, creation, new).await {
+                // Somebody else has made it since the kernel looked, which has asked for the directory's
+                // permission only. So it looks again (ESTALE: once), and opens what it finds.
+                Err(FsError::Meta(MetaError::Exists)) if !flags.exclusive => {
+                    Err(FsError::Stale("it has been made by somebody else"))
+                }
+                made => made,
+            }
+        };
         let (client, timeouts) = (self.client.clone(), self.client.timeouts());
         self.answer(request, reply, work, move |reply, file| {
             let entry = entry(&file.attributes, timeouts);

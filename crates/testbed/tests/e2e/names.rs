@@ -1,11 +1,15 @@
 //! Names: directories, links and renames, also across partitions and mounts.
 
 use std::collections::BTreeSet;
+use std::fs::{OpenOptions, Permissions};
 use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::sync::Barrier;
 
 use milpa_testbed::Testbed;
+
+use crate::system;
 
 fn errno(result: std::io::Result<()>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())
@@ -129,6 +133,43 @@ fn a_file_that_another_mount_replaces_can_always_be_opened() {
         seen.insert(value);
     }
     assert!(seen.len() > 50, "{} of the values were seen", seen.len());
+}
+
+/// The story: the kernel asks for no permission to make a file that it believes not to be there, and we opened
+/// the one that another mount had made meanwhile. Here root makes files for itself alone, while a user makes
+/// them on another mount.
+#[test]
+fn a_file_that_appears_while_it_is_made_is_opened_with_permission_only() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    std::fs::set_permissions(&one.path, Permissions::from_mode(0o777)).unwrap();
+    std::fs::set_permissions(bed.scratch(), Permissions::from_mode(0o755)).unwrap();
+    let (user, mut refused) = (12_345, 0);
+    for n in 0..200 {
+        let (name, start) = (format!("f{n}"), Barrier::new(2));
+        let make = |mount: &Path| {
+            start.wait();
+            let mut options = OpenOptions::new();
+            options.read(true).write(true).create(true).mode(0o600).open(mount.join(&name))
+        };
+        let (by_root, by_user) = std::thread::scope(|scope| {
+            let by_root = scope.spawn(|| make(&two.path));
+            let by_user = scope.spawn(|| {
+                system::become_user(user);
+                make(&one.path)
+            });
+            (by_root.join().unwrap(), by_user.join().unwrap())
+        });
+        by_root.unwrap();
+        match by_user {
+            Ok(file) => assert_eq!(file.metadata().unwrap().uid(), user, "round {n}"),
+            Err(error) => {
+                assert_eq!(error.raw_os_error(), Some(libc::EACCES), "round {n}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused > 0, "the user was always first");
 }
 
 #[test]

@@ -37,3 +37,13 @@ pub fn set_status_flags(file: &File, flags: i32) -> Result<()> {
         _ => Err(Error::last_os_error()),
     }
 }
+
+/// From now on this thread uses files as that user does.
+#[allow(unsafe_code)]
+pub fn become_user(uid: u32) {
+    // SAFETY: numbers only; the thread's own credentials (setfsuid(2)), which also lose root's rights to files.
+    unsafe {
+        libc::setfsgid(uid);
+        libc::setfsuid(uid);
+    }
+}
