@@ -164,6 +164,7 @@ pub(super) fn append_hole(
 
     let end = offset + length;
     // In memory first: the freed log takes its compacted form from there.
+    let _noting = store.unlogged.begin();
     extent.state().dead.insert(offset, end);
     write_hole(store, &extent, &file, &mut writer, offset, end)?;
     let mut state = extent.state();

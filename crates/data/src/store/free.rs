@@ -12,7 +12,7 @@ use milpa_wire::frame::crc32c;
 
 use super::extent::Extent;
 use super::format::{BLOCK, HEADER_OFFSET, Slot, Sum, block_count, slot_offset};
-use super::freed_log::Record;
+use super::freed_log::{Noting, Record};
 use super::piece::{self, PIECE_HEADER_BYTES};
 use super::{ExtentStore, Freed, StoreError, extent_path, lock, write_lock};
 
@@ -39,6 +39,7 @@ pub(super) fn free(
 ) -> Result<Vec<(ExtentId, u64)>, StoreError> {
     store.disk.check()?;
     store.check_open()?;
+    let noting = store.unlogged.begin();
     let (mut plan, mut unread) = (Plan::default(), Ok(()));
     for range in ranges {
         let noted = match store.extent(range.extent) {
@@ -47,20 +48,21 @@ pub(super) fn free(
                 plan.remove(range.extent);
                 Ok(())
             }
-            Ok(extent) => note_dead(store, &extent, range, &mut plan),
-            Err(StoreError::NoExtent) => note_absent(store, range, &mut plan),
+            Ok(extent) => note_dead(store, &extent, range, &noting, &mut plan),
+            Err(StoreError::NoExtent) => note_absent(store, range, &noting, &mut plan),
             // Removed.
             Err(_) => Ok(()),
         };
         unread = unread.and(noted);
     }
     // What was noted stands all the same; the rest is found when the caller asks again.
-    execute(store, &plan).and(unread)?;
+    execute(store, &plan, noting).and(unread)?;
     Ok(plan.damaged)
 }
 
-fn execute(store: &ExtentStore, plan: &Plan) -> Result<(), StoreError> {
+fn execute(store: &ExtentStore, plan: &Plan, noting: Noting<'_>) -> Result<(), StoreError> {
     let logged = lock(&store.freed).append(store, &plan.records);
+    drop(noting);
     match &logged {
         // A full disk is no reason not to give space back. The records wait in memory, and the
         // caller asks again: nothing is confirmed that a crash could make undone.
@@ -82,15 +84,20 @@ fn bounds(range: &Freed) -> (u64, u64) {
 }
 
 /// Leaves word for an extent that is not here, or not yet.
-fn note_absent(store: &ExtentStore, range: &Freed, plan: &mut Plan) -> Result<(), StoreError> {
+fn note_absent(
+    store: &ExtentStore,
+    range: &Freed,
+    noting: &Noting<'_>,
+    plan: &mut Plan,
+) -> Result<(), StoreError> {
     let (start, end) = bounds(range);
     let mut freed = lock(&store.freed);
     // Looked up again under the lock under which a new extent takes over what is left for it.
     if let Some(extent) = store.present(range.extent) {
         drop(freed);
-        return note_dead(store, &extent, range, plan);
+        return note_dead(store, &extent, range, noting, plan);
     }
-    if start < end && freed.note_absent(range.extent, start, end) {
+    if start < end && (freed.note_absent(range.extent, start, end) || noting.has_company()) {
         plan.records.push(Record::Dead { extent: range.extent, start, end });
     }
     Ok(())
@@ -102,6 +109,7 @@ fn note_dead(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     range: &Freed,
+    noting: &Noting<'_>,
     plan: &mut Plan,
 ) -> Result<(), StoreError> {
     let (mut start, end) = bounds(range);
@@ -113,6 +121,11 @@ fn note_dead(
     }
     if is_new {
         plan.records.push(Record::Dead { extent: extent.id, start, end });
+    } else if noting.has_company() {
+        // With what is dead around it, as a header that died with it.
+        let run = extent.state().dead.run_at(start);
+        let record = |(start, end)| Record::Dead { extent: extent.id, start, end };
+        plan.records.extend(run.map(record));
     }
     // Also if it was known: a crash may have come between the log and what follows.
     if is_all_dead(extent) {
@@ -283,6 +296,7 @@ fn settle(
     extent: &Arc<Extent>,
     runs: Vec<(u64, u64)>,
 ) -> Result<(), StoreError> {
+    let noting = store.unlogged.begin();
     let mut plan = Plan::default();
     for (start, end) in runs {
         // The bytes stand whatever the disk gives.
@@ -297,7 +311,7 @@ fn settle(
         plan.punches.clear();
         plan.remove(extent.id);
     }
-    match execute(store, &plan) {
+    match execute(store, &plan, noting) {
         // What the log could not take waits in memory.
         Err(StoreError::NoSpace) => Ok(()),
         result => result,
@@ -310,7 +324,7 @@ pub(super) fn after_recovery(store: &ExtentStore) -> Result<(), StoreError> {
     for extent in store.all_extents().iter().filter(|extent| is_all_dead(extent)) {
         plan.remove(extent.id);
     }
-    execute(store, &plan)
+    execute(store, &plan, store.unlogged.begin())
 }
 
 /// Takes an extent out of memory and its file out of the directory. The log has it already.

@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use milpa_types::{ExtentId, PartitionId};
 use milpa_wire::frame::crc32c;
@@ -86,6 +87,34 @@ pub(super) fn record_crc(bytes: &[u8; RECORD_BYTES], partition: PartitionId, num
     crc32c(&covered)
 }
 
+/// Counts the calls that have noted, or are about to note, dead ranges in memory and have yet to log them.
+/// While there are any, what is known to be dead may not be durable.
+#[derive(Default)]
+pub(super) struct Unlogged(AtomicUsize);
+
+/// One of these calls, from before it notes anything until the log has it.
+pub(super) struct Noting<'a>(&'a AtomicUsize);
+
+impl Unlogged {
+    pub(super) fn begin(&self) -> Noting<'_> {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        Noting(&self.0)
+    }
+}
+
+impl Noting<'_> {
+    /// Whether a range that is known to be dead may be so for another call only. Ask after looking it up.
+    pub(super) fn has_company(&self) -> bool {
+        self.0.load(Ordering::SeqCst) > 1
+    }
+}
+
+impl Drop for Noting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
 /// The log, open.
 pub(super) struct FreedLog {
     partition: PartitionId,
@@ -95,7 +124,7 @@ pub(super) struct FreedLog {
     next: u64,
     capacity: u64,
     removed: Ranges,
-    /// Records that a full disk kept out; they go first next time.
+    /// Records that could not be written; they go first next time.
     pending: Vec<Record>,
     /// Dead ranges of extents that are not here.
     absent: BTreeMap<ExtentId, Ranges>,
@@ -166,7 +195,7 @@ impl FreedLog {
     ///
     /// # Errors
     ///
-    /// `NoSpace`: the records are kept in memory and go first with the next call.
+    /// `NoSpace`, `Busy`: the records are kept in memory and go first with the next call.
     pub(super) fn append(
         &mut self,
         store: &ExtentStore,
@@ -179,17 +208,18 @@ impl FreedLog {
                 self.absent.retain(|id, _| !(first.0..end).contains(&id.0));
             }
         }
+        // Also if there is nothing to write: another call may just have failed to write the same.
+        store.disk.check()?;
         if records.is_empty() && self.pending.is_empty() {
             return Ok(());
         }
-        store.disk.check()?;
         let mut all = std::mem::take(&mut self.pending);
         // Whoever asked asks again until it is written.
         let fresh = records.iter().filter(|record| !all.contains(record)).copied();
         let fresh: Vec<Record> = fresh.collect();
         all.extend(fresh);
         let written = self.write(store, &all);
-        if matches!(written, Err(StoreError::NoSpace)) {
+        if written.is_err() {
             // In their order before all later ones.
             self.pending = all;
         }

@@ -98,6 +98,7 @@ pub struct MemoryFiles {
     disk: Arc<Mutex<Disk>>,
     sync_hook: Arc<Mutex<Option<Hook>>>,
     write_hook: Arc<Mutex<Option<Hook>>>,
+    read_hook: Arc<Mutex<Option<Hook>>>,
 }
 
 impl MemoryFiles {
@@ -148,6 +149,11 @@ impl MemoryFiles {
     /// Calls `hook` once before the next write to a file.
     pub fn before_write(&self, hook: impl Fn() + Send + Sync + 'static) {
         *lock(&self.write_hook) = Some(Arc::new(hook));
+    }
+
+    /// Calls `hook` once before the next read of a file.
+    pub fn before_read(&self, hook: impl Fn() + Send + Sync + 'static) {
+        *lock(&self.read_hook) = Some(Arc::new(hook));
     }
 
     /// Loses power: a random part of what was not flushed is gone, open files are dead.
@@ -331,6 +337,10 @@ impl MemoryFile {
 
 impl StoreFile for MemoryFile {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let hook = lock(&self.disk.read_hook).take();
+        if let Some(hook) = hook {
+            hook();
+        }
         let content = self.content(Call::Read)?;
         let (mut at, mut rest) = (offset, buffer);
         while !rest.is_empty() {

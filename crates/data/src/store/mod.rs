@@ -73,7 +73,7 @@ use disk::{OpenFile, StoreNumber};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};
 use extent::{Entries, Extent};
-use freed_log::FreedLog;
+use freed_log::{FreedLog, Unlogged};
 pub use recover::{ExtentRecovery, RecoveryReport};
 pub use scrub::Verified;
 
@@ -152,6 +152,8 @@ pub struct ExtentStore {
     extents: RwLock<BTreeMap<ExtentId, Arc<Extent>>>,
     /// Dead ranges on disk, and the removed extents.
     freed: Mutex<FreedLog>,
+    /// Who has yet to tell the log what memory knows.
+    unlogged: Unlogged,
     /// Which creations the directory holds durably.
     entries: Entries,
     /// Files without a readable header, found at the opening.

@@ -21,7 +21,7 @@ use super::format::{
     BLOCK, HEADER_BYTES, HEADER_OFFSET, HEADER_STRIDE, Header, Mark, Place, SLOT_BYTES, Slot, Sum,
     slot_offset, u32_at, u64_at,
 };
-use super::freed_log::FreedLog;
+use super::freed_log::{FreedLog, Unlogged};
 use super::ranges::Ranges;
 use super::{ExtentStore, OpenError, extent_path, free, lock, seal, write_lock};
 
@@ -99,6 +99,7 @@ pub(super) fn open(
         is_closed: AtomicBool::new(false),
         extents: RwLock::new(BTreeMap::new()),
         freed: Mutex::new(loaded.log),
+        unlogged: Unlogged::default(),
         entries: Entries::default(),
         unreadable: Vec::new(),
     };
