@@ -15,6 +15,7 @@ use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use milpa_wire::meta::{ExtentOffer, MetaAnswer, MetaReply, MetaRequest, Verdict};
 
 use crate::offers::Outcome;
+use crate::store::StoreError;
 
 use super::disk::Disk;
 use super::service::free_everywhere;
@@ -83,11 +84,20 @@ async fn offer_some(
         return None;
     }
     let questions = shared.run_slow(disk, move || {
-        due.into_iter().map(|(extent, from)| question(&store, partition, extent, from)).collect()
+        let question = |(extent, from)| (extent, question(&store, partition, extent, from));
+        due.into_iter().map(question).collect()
     });
-    let questions: Vec<Question> = questions.await?;
-    for question in questions {
-        let (extent, outcome) = (question.extent, ask(shared, views, volume, &question).await);
+    let questions: Vec<(ExtentId, Result<Question, StoreError>)> = questions.await?;
+    for (extent, question) in questions {
+        let outcome = match question {
+            Ok(question) => ask(shared, views, volume, &question).await,
+            Err(error) => {
+                // Repair first, then ask again.
+                let note = move |disk: &mut Disk| disk.note_damage(partition, extent, &error);
+                shared.ask_disk(disk, note).await;
+                Outcome::Later
+            }
+        };
         let note = move |disk: &mut Disk| {
             if let Some(replica) = disk.partitions.get_mut(&partition) {
                 replica.offers.answered(extent, outcome, now_ms());
@@ -104,12 +114,9 @@ fn question(
     partition: PartitionId,
     extent: ExtentId,
     from: u64,
-) -> Question {
+) -> Result<Question, StoreError> {
     if extent.is_small() {
-        let Ok((pieces, next)) = store.live_pieces(extent, from, PIECES_MAX) else {
-            // Damaged: repair first, then ask again.
-            return Question { extent, offers: Vec::new(), then: Outcome::Later };
-        };
+        let (pieces, next) = store.live_pieces(extent, from, PIECES_MAX)?;
         let offers = pieces.iter().map(|piece| ExtentOffer {
             inode: piece.header.inode,
             session: piece.header.session,
@@ -121,7 +128,7 @@ fn question(
             },
         });
         let then = next.map_or(Outcome::Settled, Outcome::UpTo);
-        return Question { extent, offers: offers.collect(), then };
+        return Ok(Question { extent, offers: offers.collect(), then });
     }
     let owners = store.states(&[extent]).into_iter().filter(|state| state.inode.0 != 0);
     let offers = owners.map(|state| ExtentOffer {
@@ -129,7 +136,7 @@ fn question(
         session: state.session,
         range: FreedRange { partition, extent, offset: 0, length: u64::MAX },
     });
-    Question { extent, offers: offers.collect(), then: Outcome::Settled }
+    Ok(Question { extent, offers: offers.collect(), then: Outcome::Settled })
 }
 
 async fn ask(

@@ -169,9 +169,8 @@ impl Disk {
                 let store = Arc::clone(&partition.store);
                 self.workers.slow(
                     move || {
-                        let freed = store.free(&ranges);
-                        let damaged = freed.as_ref().cloned().unwrap_or_default();
-                        then(freed.map(drop).map_err(DataError::from));
+                        let mut damaged = Vec::new();
+                        then(store.free(&ranges, &mut damaged).map_err(DataError::from));
                         damaged
                     },
                     move |disk, damaged| {

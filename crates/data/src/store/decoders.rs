@@ -269,7 +269,7 @@ fn store(seed: u64) -> Vec<u8> {
             0 => drop(store.flush(&[(EXTENT, 0)])),
             1 => {
                 let freed = Freed { extent: EXTENT, offset: 0, length: random.below(length) };
-                drop(store.free(&[freed]));
+                drop(store.free(&[freed], &mut Vec::new()));
             }
             _ => {}
         }

@@ -36,7 +36,8 @@ impl Plan {
 pub(super) fn free(
     store: &ExtentStore,
     ranges: &[Freed],
-) -> Result<Vec<(ExtentId, u64)>, StoreError> {
+    damaged: &mut Vec<(ExtentId, u64)>,
+) -> Result<(), StoreError> {
     store.disk.check()?;
     store.check_open()?;
     let noting = store.unlogged.begin();
@@ -55,9 +56,9 @@ pub(super) fn free(
         };
         unread = unread.and(noted);
     }
+    damaged.append(&mut plan.damaged);
     // What was noted stands all the same; the rest is found when the caller asks again.
-    execute(store, &plan, noting).and(unread)?;
-    Ok(plan.damaged)
+    execute(store, &plan, noting).and(unread)
 }
 
 fn execute(store: &ExtentStore, plan: &Plan, noting: Noting<'_>) -> Result<(), StoreError> {
@@ -133,12 +134,17 @@ fn note_dead(
     } else {
         plan.punches.push((Arc::clone(extent), start, end));
     }
-    match header {
-        Err(StoreError::Corrupt { block } | StoreError::Doubtful { block }) => {
-            plan.damaged.push((extent.id, block));
-            Ok(())
-        }
-        header => header.map(drop),
+    let Err(error) = header else { return Ok(()) };
+    if let StoreError::Corrupt { block }
+    | StoreError::Doubtful { block }
+    | StoreError::ReadFailed { block, .. } = error
+    {
+        plan.damaged.push((extent.id, block));
+    }
+    match error {
+        // It goes when the block is repaired, and that waits for no one to ask again.
+        StoreError::Corrupt { .. } | StoreError::Doubtful { .. } => Ok(()),
+        error => Err(error),
     }
 }
 

@@ -504,14 +504,19 @@ impl ExtentStore {
 
     /// Gives back the disk space of ranges that no file refers to any more. Durable on return
     /// (one flush of the partition's freed log for all of them); idempotent; unknown extents are
-    /// no error. A sealed extent that is dead in all its bytes is removed. Gives blocks that are to be
-    /// repaired: they hold headers of pieces which may be dead, and go when they can be read.
+    /// no error. A sealed extent that is dead in all its bytes is removed. Adds to `damaged` the blocks that
+    /// are to be repaired, whatever else fails: they hold headers of pieces which may be dead, and go when
+    /// they can be read.
     ///
     /// # Errors
     ///
-    /// `DiskFailed`.
-    pub fn free(&self, ranges: &[Freed]) -> Result<Vec<(ExtentId, u64)>, StoreError> {
-        free::free(self, ranges)
+    /// `DiskFailed`, `NoSpace`, `Busy`, `ReadFailed`: to be asked for again. What else was asked for is freed.
+    pub fn free(
+        &self,
+        ranges: &[Freed],
+        damaged: &mut Vec<(ExtentId, u64)>,
+    ) -> Result<(), StoreError> {
+        free::free(self, ranges, damaged)
     }
 
     /// The pieces of a small extent that are not freed, from `from` (0, or where the last call

@@ -38,6 +38,28 @@ fn what_rots_unread_is_found_and_repaired() {
     });
 }
 
+/// Found by a reader: pieces of a shared extent are offered in their order, and a header that was damaged was
+/// told to nobody. What lay behind it was not offered until the scrub came by.
+#[test]
+fn a_damaged_header_that_is_in_the_way_of_an_offer_is_repaired() {
+    run(async |cluster| {
+        let bytes = pattern(1, 9_000);
+        let (extent, ..) =
+            cluster.append_patiently(1, 1, AppendTarget::Small { token: 1 }, &bytes).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.kill_node(2).await;
+        cluster.start_node_without_scrub(2).await;
+        let file = cluster.extent_file(2, extent);
+        let whole = std::fs::read(&file).unwrap();
+        cluster.rot_extent(2, extent, 10);
+        nodes::until("the bytes on the disk are as they were", async || {
+            let now = std::fs::read(&file).unwrap();
+            (now[..9_000] == whole[..9_000]).then_some(())
+        })
+        .await;
+    });
+}
+
 /// Story: a member came back, too far behind for the log. In what had been overwritten the leader had a
 /// block that had rotted unread. It refused to send that, and did nothing about it: the member asked
 /// ten times a second until the scrub came by, and meanwhile the partition, which counts on all members,

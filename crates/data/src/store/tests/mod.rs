@@ -88,7 +88,7 @@ impl World {
     }
 
     fn free(&self, offset: u64, length: u64) {
-        self.store.free(&[Freed { extent: LARGE, offset, length }]).unwrap();
+        self.store.free(&[Freed { extent: LARGE, offset, length }], &mut Vec::new()).unwrap();
     }
 
     fn path(&self) -> PathBuf {

@@ -357,7 +357,7 @@ fn the_freed_log_is_compacted_when_full() {
     }
     for id in 100..400 {
         let freed = Freed { extent: ExtentId(id), offset: 0, length: u64::MAX };
-        world.store.free(&[freed]).unwrap();
+        world.store.free(&[freed], &mut Vec::new()).unwrap();
     }
     world.flush().unwrap();
     let dead = world.store.extent(LARGE).unwrap().state().dead.clone();

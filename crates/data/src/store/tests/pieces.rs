@@ -28,7 +28,7 @@ fn add(store: &ExtentStore, inode: u64, bytes: &[u8]) -> u64 {
 }
 
 fn free(store: &ExtentStore, offset: u64, length: u64) {
-    store.free(&[Freed { extent: small(), offset, length }]).unwrap();
+    store.free(&[Freed { extent: small(), offset, length }], &mut Vec::new()).unwrap();
 }
 
 fn live(store: &ExtentStore) -> Vec<u64> {
@@ -152,8 +152,10 @@ fn a_header_that_could_not_be_read_goes_when_its_piece_is_freed_again() {
         if failures > 0 {
             world.files.fail(Fault { call: Call::Read, after: 0, errno: 5 });
             let range = Freed { extent: small(), offset: first, length: 1_500 };
-            let failed = world.store.free(&[range]);
+            let mut damaged = Vec::new();
+            let failed = world.store.free(&[range], &mut damaged);
             assert!(matches!(failed, Err(StoreError::ReadFailed { .. })), "{failed:?}");
+            assert_eq!(damaged, [(small(), 0)], "somebody is to repair it");
         }
         free(&world.store, first, 1_500);
         let header = first - PIECE_HEADER_BYTES as u64;
@@ -176,10 +178,36 @@ fn a_damaged_header_of_a_freed_piece_is_told_of() {
     let header = second - PIECE_HEADER_BYTES as u64;
     let path = extent_path(&world.store.directory, small());
     world.files.flip_bit(&path, header, 3).unwrap();
-    let freed =
-        |offset| world.store.free(&[Freed { extent: small(), offset, length: 9_000 }]).unwrap();
+    let freed = |offset| {
+        let mut damaged = Vec::new();
+        world
+            .store
+            .free(&[Freed { extent: small(), offset, length: 9_000 }], &mut damaged)
+            .unwrap();
+        damaged
+    };
     assert_eq!(freed(second), [(small(), header / BLOCK_BYTES)]);
     assert_eq!(freed(first), []);
+}
+
+/// Found by a reader: an error made the store forget which headers it had found damaged.
+#[test]
+fn a_damaged_header_is_told_of_beside_one_that_could_not_be_read() {
+    let mut both = 0;
+    for after in 0..6 {
+        let world = world();
+        let offsets = [1, 2].map(|inode| add(&world.store, inode, &pattern(inode, 9_000)));
+        let header = offsets[1] - PIECE_HEADER_BYTES as u64;
+        let path = extent_path(&world.store.directory, small());
+        world.files.flip_bit(&path, header, 3).unwrap();
+        world.files.fail(Fault { call: Call::Read, after, errno: 5 });
+        let dead = |offset| Freed { extent: small(), offset, length: 9_000 };
+        let mut damaged = Vec::new();
+        let freed = world.store.free(&[dead(offsets[1]), dead(offsets[0])], &mut damaged);
+        assert!(damaged.contains(&(small(), header / BLOCK_BYTES)), "{after}: {damaged:?}");
+        both += usize::from(freed.is_err() && damaged.contains(&(small(), 0)));
+    }
+    assert!(both > 0);
 }
 
 /// Story: a user keeps a copy of a data node's disk in a file. Its content holds piece headers;

@@ -49,7 +49,9 @@ fn speed_of_appends_and_reads() {
                     store.read(LARGE, offset as u64, piece as u32).unwrap();
                 }
             });
-            store.free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }]).unwrap();
+            store
+                .free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }], &mut Vec::new())
+                .unwrap();
         }
     }
 }
