@@ -33,8 +33,10 @@ struct Progress {
     /// What was held of it when last looked at, and since when it is that.
     held: Held,
     quiet_since_ms: u64,
-    /// Pieces below this are known to be kept or gone.
+    /// Pieces below this have been asked about.
     from: u64,
+    /// Those below this are known to be kept or gone; if none, those below `from` are.
+    waiting: Option<u64>,
     /// A file refers to it: nothing to ask.
     is_kept: bool,
     /// Not before this time.
@@ -56,7 +58,9 @@ pub enum Outcome {
     UpTo(u64),
     /// All of it is.
     Settled,
-    /// Somebody may still publish, or nobody answered.
+    /// Somebody may still publish some of it. Further pieces, from here on, do not wait for that.
+    Waits(Option<u64>),
+    /// Nobody answered.
     Later,
 }
 
@@ -90,8 +94,9 @@ impl Offers {
     fn observe(&mut self, held: &[Held], now_ms: u64) {
         let mut present = BTreeMap::new();
         for held in held.iter().copied() {
+            let (from, waiting, is_kept) = (0, None, false);
             let fresh =
-                Progress { held, quiet_since_ms: now_ms, from: 0, is_kept: false, ask_ms: 0 };
+                Progress { held, quiet_since_ms: now_ms, from, waiting, is_kept, ask_ms: 0 };
             let mut progress = self.extents.get(&held.extent).copied().unwrap_or(fresh);
             if progress.held != held {
                 // What is new in a shared extent has not been judged. Of another one, the file gave
@@ -108,10 +113,26 @@ impl Offers {
     /// Notes what came of asking about an extent.
     pub fn answered(&mut self, extent: ExtentId, outcome: Outcome, now_ms: u64) {
         let Some(progress) = self.extents.get_mut(&extent) else { return };
-        match outcome {
-            Outcome::UpTo(from) => progress.from = from,
-            Outcome::Settled => progress.is_kept = true,
-            Outcome::Later => progress.ask_ms = now_ms.saturating_add(ASK_AGAIN_MS),
+        let again_ms = now_ms.saturating_add(ASK_AGAIN_MS);
+        let next = match outcome {
+            Outcome::UpTo(next) => Some(next),
+            Outcome::Settled => None,
+            Outcome::Waits(next) => {
+                progress.waiting.get_or_insert(progress.from);
+                next
+            }
+            Outcome::Later => {
+                progress.ask_ms = again_ms;
+                return;
+            }
+        };
+        match (next, progress.waiting) {
+            (Some(next), _) => progress.from = next,
+            (None, Some(waiting)) => {
+                (progress.from, progress.waiting) = (waiting, None);
+                progress.ask_ms = again_ms;
+            }
+            (None, None) => progress.is_kept = true,
         }
     }
 }
@@ -148,6 +169,29 @@ mod tests {
         offers.due(&[held(A, 10)], 0, SILENT, 9);
         offers.answered(A, Outcome::UpTo(7), 0);
         assert_eq!(offers.due(&[held(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
+    }
+
+    /// Found by a reader: one piece that somebody could still publish kept all behind it from being offered.
+    #[test]
+    fn a_piece_that_waits_keeps_none_behind_it_from_being_offered() {
+        let mut offers = Offers::default();
+        let due = |offers: &mut Offers, now| offers.due(&[held(A, 10)], now, SILENT, 9);
+        due(&mut offers, 0);
+        let mut now = SILENT;
+        for last in [Outcome::Settled, Outcome::Waits(None), Outcome::Settled] {
+            offers.answered(A, Outcome::UpTo(3), now);
+            assert_eq!(due(&mut offers, now), vec![(A, 3)]);
+            offers.answered(A, Outcome::Waits(Some(5)), now);
+            assert_eq!(due(&mut offers, now), vec![(A, 5)], "what is behind it");
+            offers.answered(A, Outcome::Waits(Some(7)), now);
+            assert_eq!(due(&mut offers, now), vec![(A, 7)]);
+            offers.answered(A, last, now);
+            assert_eq!(due(&mut offers, now), vec![], "all were asked about");
+            now += ASK_AGAIN_MS;
+            assert_eq!(due(&mut offers, now), vec![(A, 3)], "from the first that waits");
+        }
+        offers.answered(A, Outcome::Settled, now);
+        assert_eq!(due(&mut offers, now + ASK_AGAIN_MS), vec![]);
     }
 
     /// Story: a shared extent that had been quiet for a while and was settled took further pieces;

@@ -34,12 +34,12 @@ const ASK_WAIT: Duration = Duration::from_secs(3);
 /// Leaders that are tried for one question.
 const HOPS_MAX: usize = 4;
 
-/// Extents or pieces of one extent, and what settles it.
+/// An extent, or pieces of one.
 struct Question {
     extent: ExtentId,
     offers: Vec<ExtentOffer>,
-    /// If all of them are settled.
-    then: Outcome,
+    /// Where further pieces begin.
+    next: Option<u64>,
 }
 
 /// Routes of volumes, as last fetched.
@@ -127,8 +127,7 @@ fn question(
                 length: u64::from(piece.header.length),
             },
         });
-        let then = next.map_or(Outcome::Settled, Outcome::UpTo);
-        return Ok(Question { extent, offers: offers.collect(), then });
+        return Ok(Question { extent, offers: offers.collect(), next });
     }
     let owners = store.states(&[extent]).into_iter().filter(|state| state.inode.0 != 0);
     let offers = owners.map(|state| ExtentOffer {
@@ -136,7 +135,7 @@ fn question(
         session: state.session,
         range: FreedRange { partition, extent, offset: 0, length: u64::MAX },
     });
-    Ok(Question { extent, offers: offers.collect(), then: Outcome::Settled })
+    Ok(Question { extent, offers: offers.collect(), next: None })
 }
 
 async fn ask(
@@ -149,7 +148,7 @@ async fn ask(
     for offer in &question.offers {
         by_slot.entry(offer.inode.slot()).or_default().push(*offer);
     }
-    let mut outcome = question.then;
+    let mut waits = false;
     for (slot, offers) in by_slot {
         let Some(verdicts) = ask_partition(shared, views, volume, slot, &offers).await else {
             return Outcome::Later;
@@ -162,15 +161,14 @@ async fn ask(
         if !unwanted.is_empty() {
             tracing::info!(extent = %question.extent, ranges = unwanted.len(),
                 "deleting bytes that no file got");
-            if free_everywhere(shared, unwanted).await.is_err() {
-                outcome = Outcome::Later;
-            }
+            waits |= free_everywhere(shared, unwanted).await.is_err();
         }
-        if verdicts.contains(&Verdict::Wait) || verdicts.len() != offers.len() {
-            outcome = Outcome::Later;
-        }
+        waits |= verdicts.contains(&Verdict::Wait) || verdicts.len() != offers.len();
     }
-    outcome
+    match waits {
+        true => Outcome::Waits(question.next),
+        false => question.next.map_or(Outcome::Settled, Outcome::UpTo),
+    }
 }
 
 /// Asks the leader of the inode's partition. `None` if nobody says anything.
