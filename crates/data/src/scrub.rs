@@ -12,6 +12,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// After a step that could not be done, or whose repairs have to wait.
 const AGAIN: Duration = Duration::from_secs(1);
 
+/// Time that was missed, as the disk had more to do or the process stood still, is made up for, up to so
+/// much of it: one that is busy all day has the night for it.
+const MISSED_MAX: Duration = Duration::from_secs(86_400);
+
 /// A place in the order of partitions, extents and blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
@@ -28,7 +32,8 @@ pub struct Place {
 pub struct Step {
     /// Where the next one begins; `None` at the end of the disk.
     pub next: Option<Place>,
-    /// Bytes that were read.
+    /// Bytes that were read. The steps of a pass together read what the disk holds: what was freed in
+    /// extents is not counted.
     pub bytes: u64,
 }
 
@@ -39,28 +44,41 @@ pub struct Scrub {
     period: Option<Duration>,
     place: Place,
     is_running: bool,
+    /// When the next step is due, for the pass to end in time.
     due_ms: u64,
+    /// It does not begin before: after a failure, and when the steps are late and make up for it.
+    rests_until_ms: u64,
+    began_ms: u64,
 }
 
 impl Scrub {
     /// Goes on at `place`, after a pause.
     #[must_use]
     pub fn new(period: Option<Duration>, place: Place, now_ms: u64) -> Scrub {
-        Scrub { period, place, is_running: false, due_ms: now_ms + millis(AGAIN) }
+        let due_ms = now_ms + millis(AGAIN);
+        Scrub { period, place, is_running: false, due_ms, rests_until_ms: due_ms, began_ms: now_ms }
     }
 
     /// Where the next step begins, if it is time for it. It ends with `done` or `put_off`.
     pub fn begin(&mut self, now_ms: u64) -> Option<Place> {
-        let is_due = self.period.is_some() && !self.is_running && now_ms >= self.due_ms;
-        self.is_running |= is_due;
-        is_due.then_some(self.place)
+        let is_time = now_ms >= self.due_ms && now_ms >= self.rests_until_ms;
+        if self.period.is_none() || self.is_running || !is_time {
+            return None;
+        }
+        (self.is_running, self.began_ms) = (true, now_ms);
+        Some(self.place)
     }
 
     /// A step is over; the disk holds `held_bytes`. True at the end of a pass over all of it.
     pub fn done(&mut self, step: &Step, held_bytes: u64, now_ms: u64) -> bool {
         self.is_running = false;
         self.place = step.next.unwrap_or_default();
-        self.due_ms = now_ms + millis(self.pause(step.bytes, held_bytes));
+        let pause_ms = millis(self.pause(step.bytes, held_bytes));
+        let missed_from_ms = now_ms.saturating_sub(millis(MISSED_MAX));
+        // From when it was due, not from now: what steps take themselves is part of the period.
+        self.due_ms = self.due_ms.max(missed_from_ms) + pause_ms;
+        // At most twice as fast as it must be: whoever uses the disk hardly notices.
+        self.rests_until_ms = self.began_ms + pause_ms / 2;
         step.next.is_none()
     }
 
@@ -68,7 +86,7 @@ impl Scrub {
     pub fn put_off(&mut self, place: Place, now_ms: u64) {
         self.is_running = false;
         self.place = place;
-        self.due_ms = now_ms + millis(AGAIN);
+        self.rests_until_ms = now_ms + millis(AGAIN);
     }
 
     /// The step's share of the period.
@@ -112,6 +130,50 @@ mod tests {
         assert!(whole_ms <= millis(14 * DAY), "{whole_ms}");
         assert!(scrub.done(&Step { next: None, bytes: 5 }, held, now));
         assert_eq!(scrub.begin(now + millis(PAUSE_MAX)), Some(Place::default()));
+    }
+
+    /// Runs steps that take `step_ms`, looked for every 20 ms and at the end of each, until `end_ms`; how many.
+    fn run(scrub: &mut Scrub, now: &mut u64, end_ms: u64, step_ms: u64, held: u64) -> u64 {
+        let (mut steps, step) = (0, Step { next: Some(place(1, 2, 3)), bytes: 1 << 20 });
+        while *now < end_ms {
+            if scrub.begin(*now).is_some() {
+                *now += step_ms;
+                scrub.done(&step, held, *now);
+                steps += 1;
+            } else {
+                *now = *now / 20 * 20 + 20;
+            }
+        }
+        steps
+    }
+
+    /// The pause began when the step had ended, and that was noticed a tick later: 40 TiB took twice as long.
+    #[test]
+    fn the_time_of_the_steps_themselves_is_part_of_the_period() {
+        let (held, hour) = (40 << 40, 3_600_000);
+        let mut scrub = Scrub::new(Some(14 * DAY), Place::default(), 0);
+        let steps = run(&mut scrub, &mut 1_000, hour, 15, held);
+        let due = (held >> 20) * hour / millis(14 * DAY);
+        assert!(steps.abs_diff(due) < due / 20, "{steps} steps in an hour, {due} were due");
+    }
+
+    #[test]
+    fn what_was_missed_is_made_up_for_at_twice_the_speed_and_not_for_ever() {
+        let (held, hour) = (1 << 40, 3_600_000);
+        let due = (held >> 20) * hour / millis(14 * DAY);
+        let is_about = |steps: u64, wanted: u64| steps.abs_diff(wanted) <= wanted / 20;
+        let mut scrub = Scrub::new(Some(14 * DAY), Place::default(), 0);
+        let mut now = 1_000 + 2 * hour;
+        let steps = run(&mut scrub, &mut now, 3 * hour, 5, held);
+        assert!(is_about(steps, 2 * due), "{steps} steps, {due} were due");
+        let steps = run(&mut scrub, &mut now, 5 * hour, 5, held);
+        assert!(is_about(steps, 3 * due), "{steps} steps");
+        let steps = run(&mut scrub, &mut now, 6 * hour, 5, held);
+        assert!(is_about(steps, due), "{steps} steps");
+        now += 1_000 * hour;
+        let end = now + 100 * hour;
+        let steps = run(&mut scrub, &mut now, end, 5, held);
+        assert!(is_about(steps, 124 * due), "{steps} steps");
     }
 
     #[test]

@@ -220,7 +220,8 @@ impl Filling {
     /// Whether a block can be read; one that is no more needs no repair.
     async fn is_whole(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
         let verify = move |store: &ExtentStore| match store.verify(extent, block, 1) {
-            Ok(found) => Ok(found.damaged.is_empty()),
+            // Of one that is freed, the next one was looked at.
+            Ok(found) => Ok(!found.damaged.contains(&block)),
             Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
             Err(error) => Err(error),
         };

@@ -104,6 +104,16 @@ impl State {
         }
         !self.dead.is_empty() && self.dead.covers(start, end.min(self.length))
     }
+
+    /// The first block from `block` on that is not freed; `end` if all below it are.
+    pub(super) fn skip_freed(&self, mut block: u64, end: u64) -> u64 {
+        while block < end && self.is_freed(block) {
+            // By runs: an extent has 65,536 blocks.
+            let run_end = self.dead.run_at(block * BLOCK_BYTES).map_or(0, |(_, end)| end);
+            block = (run_end / BLOCK_BYTES).clamp(block + 1, end);
+        }
+        block
+    }
 }
 
 /// What only appends, overwrites and cuts touch.

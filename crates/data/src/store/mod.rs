@@ -625,7 +625,7 @@ impl ExtentStore {
         scrub::digest(self, id, length)
     }
 
-    /// Re-reads blocks and verifies them: at most `blocks_max` from block `from`.
+    /// Re-reads blocks and verifies them: at most `blocks_max` that are not freed, from block `from` on.
     ///
     /// # Errors
     ///

@@ -11,11 +11,11 @@ use super::{ExtentDetails, ExtentStore, StoreError, extent_path, lock, read, rea
 /// What a scrub found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Blocks looked at.
+    /// Blocks looked at, those that are freed not counted: they are holes.
     pub blocks: u64,
     /// Blocks that do not match their checksums, or cannot be read.
     pub damaged: Vec<u64>,
-    /// Where to go on; `None` at the end of the extent.
+    /// Where to go on, with a block that is not freed; `None` if there is none.
     pub next: Option<u64>,
 }
 
@@ -32,22 +32,27 @@ pub(super) fn verify(
     let file = store.file(&extent)?;
     let mut found = Verified::default();
     let mut block = from;
-    let end = from.saturating_add(blocks_max);
     loop {
         let _content = read_lock(&extent.content);
         extent.check()?;
-        let last = block_count(extent.state().length);
-        if block >= last {
+        let left = blocks_max.saturating_sub(found.blocks);
+        let (blocks, freed) = {
+            let state = extent.state();
+            let last = block_count(state.length);
+            let first = state.skip_freed(block, last);
+            if first >= last {
+                return Ok(found);
+            }
+            let blocks = first..first + STRIDE.min(last - first).min(left);
+            (blocks.clone(), blocks.filter(|block| state.is_freed(*block)).count() as u64)
+        };
+        if left == 0 {
+            found.next = Some(blocks.start);
             return Ok(found);
         }
-        if block >= end {
-            found.next = Some(block);
-            return Ok(found);
-        }
-        let count = STRIDE.min(last - block).min(end - block);
-        verify_blocks(store, &extent, &file, block..block + count, &mut found.damaged);
-        found.blocks += count;
-        block += count;
+        block = blocks.end;
+        found.blocks += blocks.end - blocks.start - freed;
+        verify_blocks(store, &extent, &file, blocks, &mut found.damaged);
     }
 }
 

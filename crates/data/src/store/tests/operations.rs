@@ -202,6 +202,28 @@ fn freed_blocks_read_as_zeros_and_their_neighbours_as_before() {
     assert_eq!(world.store.verify(LARGE, 0, 100).unwrap().damaged, [0u64; 0]);
 }
 
+/// Freed blocks were read, as zeros, and counted: an extent that was 5 % alive took as long as a whole one.
+#[test]
+fn freed_blocks_are_not_verified_nor_counted() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 100 * 4_096 + 500)).unwrap();
+    world.free(8 * 4_096, 72 * 4_096);
+    let verify = |from, blocks_max| {
+        let found = world.store.verify(LARGE, from, blocks_max).unwrap();
+        assert_eq!(found.damaged, [0u64; 0]);
+        (found.blocks, found.next)
+    };
+    assert_eq!(verify(0, u64::MAX), (29, None));
+    assert_eq!(verify(0, 10), (10, Some(82)));
+    assert_eq!(verify(0, 8), (8, Some(80)), "where the next one that is not freed is");
+    assert_eq!(verify(40, 21), (21, None));
+    world.free(80 * 4_096, 20 * 4_096 + 500);
+    assert_eq!(verify(40, 1), (1, None), "more may follow in the last block");
+    world.store.seal(LARGE, 100 * 4_096 + 500).unwrap();
+    assert_eq!(verify(0, 8), (8, None));
+    assert_eq!(verify(8, 1), (0, None));
+}
+
 #[test]
 fn the_last_block_is_freed_only_when_nothing_can_follow_in_it() {
     let world = World::with_extent();
