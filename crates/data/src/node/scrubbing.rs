@@ -9,7 +9,7 @@ use milpa_host::disk as files;
 use milpa_types::{BLOCK_BYTES, ExtentId, PartitionId};
 
 use crate::scrub::{Place, Scrub, Step};
-use crate::store::ExtentStore;
+use crate::store::{ExtentStore, StoreError, Verified};
 
 use super::disk::Disk;
 use super::metrics::Metrics;
@@ -33,6 +33,8 @@ pub(crate) struct Scrubbing {
 struct Found {
     step: Step,
     damaged: Vec<(ExtentId, u64)>,
+    /// What comes next could not be looked at now, and is to be tried again.
+    is_cut_off: bool,
 }
 
 impl Scrubbing {
@@ -83,7 +85,7 @@ impl Disk {
     }
 
     fn scrubbed(&mut self, id: PartitionId, found: Found) {
-        let Found { step, damaged } = found;
+        let Found { step, damaged, is_cut_off } = found;
         Metrics::get().scrubbed_bytes.inc_by(step.bytes);
         for (extent, block) in damaged {
             if !self.repair_block(id, extent, block) {
@@ -93,6 +95,9 @@ impl Disk {
             }
             tracing::warn!(partition = %id, %extent, block, "a block does not match its checksum");
             Metrics::get().corrupt_blocks.inc();
+        }
+        if let Some(place) = step.next.filter(|_| is_cut_off) {
+            return self.scrubbing.scrub.put_off(place, now_ms());
         }
         self.step_done(step);
         // On a large disk the next one is due at once.
@@ -126,29 +131,41 @@ fn look(
     (mut extent, mut block): (ExtentId, u64),
     after: Option<PartitionId>,
 ) -> Found {
-    let (mut blocks, mut damaged) = (0, Vec::new());
+    let (mut blocks, mut damaged, mut is_cut_off) = (0, Vec::new(), false);
+    let mut next = None;
     for _ in 0..STEP_EXTENTS {
         let Some(id) = store.next_extent(extent) else {
-            let next = after.map(|partition| Place { partition, ..Place::default() });
-            return Found { step: Step { next, bytes: blocks * BLOCK_BYTES }, damaged };
+            next = after.map(|partition| Place { partition, ..Place::default() });
+            break;
         };
         if id != extent {
             block = 0;
         }
-        // One that was removed meanwhile, or cannot be opened now, is passed over.
-        let verified = store.verify(id, block, STEP_BLOCKS - blocks).unwrap_or_default();
+        let verified = match store.verify(id, block, STEP_BLOCKS - blocks) {
+            Ok(verified) => verified,
+            // It was removed meanwhile, or the whole partition.
+            Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
+                Verified::default()
+            }
+            Err(error) => {
+                tracing::debug!(%partition, extent = %id, %error, "not verified now");
+                is_cut_off = true;
+                next = Some(Place { partition, extent: id, block });
+                break;
+            }
+        };
         blocks += verified.blocks;
         damaged.extend(verified.damaged.into_iter().map(|block| (id, block)));
         (extent, block) = match verified.next {
             Some(block) => (id, block),
             None => (ExtentId(id.0.saturating_add(1)), 0),
         };
+        next = Some(Place { partition, extent, block });
         if blocks >= STEP_BLOCKS {
             break;
         }
     }
-    let next = Some(Place { partition, extent, block });
-    Found { step: Step { next, bytes: blocks * BLOCK_BYTES }, damaged }
+    Found { step: Step { next, bytes: blocks * BLOCK_BYTES }, damaged, is_cut_off }
 }
 
 #[cfg(test)]
@@ -157,7 +174,7 @@ mod tests {
 
     use milpa_types::{Epoch, InodeId, SessionId};
 
-    use crate::store::memory_files::MemoryFiles;
+    use crate::store::memory_files::{Call, Fault, MemoryFiles};
     use crate::store::{Checksums, Freed, NewExtent, StoreDisk, StoreLimits, checksums_of};
 
     const PARTITION: PartitionId = PartitionId(42);
@@ -198,6 +215,35 @@ mod tests {
             start = (place.extent, place.block);
             assert!(counted < store.allocated_bytes(), "{counted}");
         }
+    }
+
+    /// An extent that could not be opened, as the process had too many open files, counted as verified to its end.
+    /// One that is gone is passed over.
+    #[test]
+    fn an_extent_that_cannot_be_opened_now_is_looked_at_again() {
+        let files = MemoryFiles::new();
+        let store = two_extents(&files);
+        let begin = (ExtentId(1), 700);
+        files.fail(Fault { call: Call::Open, after: 0, errno: libc::EMFILE });
+        let found = look(&store, PARTITION, begin, None);
+        let place = |extent, block| Place { partition: PARTITION, extent: ExtentId(extent), block };
+        assert_eq!((found.is_cut_off, found.step.next), (true, Some(place(1, 700))));
+        // In the middle of a step, too.
+        files.fail(Fault { call: Call::Open, after: 1, errno: libc::ENOMEM });
+        let found = look(&store, PARTITION, (ExtentId(1), 900), None);
+        assert_eq!((found.is_cut_off, found.step.next), (true, Some(place(2, 0))));
+        assert_eq!(found.step.bytes, 100 * BLOCK_BYTES);
+        // Nor is a block damaged that could not be read for lack of memory.
+        (0..1_000)
+            .for_each(|_| files.fail(Fault { call: Call::Read, after: 0, errno: libc::ENOMEM }));
+        let found = look(&store, PARTITION, begin, None);
+        files.fail_no_more();
+        assert_eq!((found.is_cut_off, found.step.next), (true, Some(place(1, 700))));
+        assert_eq!(found.damaged, []);
+        let freed = Freed { extent: ExtentId(1), offset: 0, length: u64::MAX };
+        store.free(&[freed]).unwrap();
+        let found = look(&store, PARTITION, begin, None);
+        assert_eq!((found.is_cut_off, found.step.next), (false, Some(place(2, 256))));
     }
 
     #[test]

@@ -20,6 +20,8 @@ const SECTOR: usize = 512;
 /// A call that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
+    /// open.
+    Open,
     /// pread.
     Read,
     /// pwrite, fallocate.
@@ -268,7 +270,9 @@ impl StoreFiles for MemoryFiles {
     }
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
-        Ok(self.handle(self.find(path)?))
+        let file = self.find(path)?;
+        self.call(Call::Open)?;
+        Ok(self.handle(file))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

@@ -4,6 +4,7 @@ use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 use milpa_wire::frame::crc32c;
 
+use super::disk::is_shortage;
 use super::extent::Extent;
 use super::format::{BLOCK, Slot, block_count};
 use super::{ExtentDetails, ExtentStore, StoreError, extent_path, lock, read, read_lock};
@@ -52,7 +53,7 @@ pub(super) fn verify(
         }
         block = blocks.end;
         found.blocks += blocks.end - blocks.start - freed;
-        verify_blocks(store, &extent, &file, blocks, &mut found.damaged);
+        verify_blocks(store, &extent, &file, blocks, &mut found.damaged)?;
     }
 }
 
@@ -63,7 +64,7 @@ fn verify_blocks(
     file: &super::disk::OpenFile,
     blocks: std::ops::Range<u64>,
     damaged: &mut Vec<u64>,
-) {
+) -> Result<(), StoreError> {
     let (mut buffer, count) = (Vec::new(), blocks.end - blocks.start);
     match read::read_blocks(store, extent, file, blocks.start, count, &mut buffer) {
         Ok(slots) => {
@@ -75,11 +76,16 @@ fn verify_blocks(
         }
         Err(_) if count > 1 => {
             for block in blocks {
-                verify_blocks(store, extent, file, block..block + 1, damaged);
+                verify_blocks(store, extent, file, block..block + 1, damaged)?;
             }
+        }
+        // That says nothing of the disk.
+        Err(StoreError::ReadFailed { source, .. }) if is_shortage(&source) => {
+            return Err(StoreError::Busy);
         }
         Err(_) => damaged.push(blocks.start),
     }
+    Ok(())
 }
 
 pub(super) fn digest(
