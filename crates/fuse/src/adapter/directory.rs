@@ -4,7 +4,8 @@
 //! 2 behind `..`, 2 + n behind the n-th name. A directory that is read from front to back, as
 //! nearly all are, goes from page to page by name, and changes meanwhile neither skip nor repeat
 //! what stays. For a seek back there is a mark for each page that was read: its first position and
-//! the name before it. So an open directory of a million names takes a page and a thousand marks.
+//! the name before it. So an open directory of a million names takes a page and a thousand marks, and one more
+//! for each time that the kernel begins to ask for attributes in the middle of a page.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsString;
@@ -160,6 +161,7 @@ impl Directory {
         if !rewound && self.page.serves(position, with_attributes) {
             return Ok(());
         }
+        self.mark_in_page(position);
         let (mut start, mut after) = self.mark_before(position);
         loop {
             let read = client.readdir(self.inode, after, PAGE_NAMES, with_attributes).await?;
@@ -173,6 +175,15 @@ impl Directory {
                 return Ok(());
             }
             start = next;
+        }
+    }
+
+    /// A page that is read again, now with attributes, goes on exactly where this one is left: names that are
+    /// gone from it meanwhile are not counted on.
+    fn mark_in_page(&mut self, position: u64) {
+        let before = position.checked_sub(self.page.start + 1);
+        if let Some(entry) = before.and_then(|before| self.page.entries.get(before as usize)) {
+            self.marks.insert(position, Some(entry.name.clone()));
         }
     }
 
