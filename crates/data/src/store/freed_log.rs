@@ -293,6 +293,9 @@ impl Loaded {
                 }
             }
         }
+        // Those that were dead before they were removed: they never come.
+        let FreedLog { removed, absent, .. } = &mut self.log;
+        absent.retain(|id, _| removed.run_at(id.0).is_none());
         Ok(())
     }
 

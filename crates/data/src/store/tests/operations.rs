@@ -3,6 +3,7 @@
 use milpa_types::{BLOCK_BYTES, DataError, EXTENT_BYTES_MAX};
 
 use super::super::files::StoreFiles;
+use super::super::freed_log::Record;
 use super::super::memory_files::{Call, Fault};
 use super::super::recover;
 use super::*;
@@ -391,6 +392,39 @@ fn the_freed_log_is_compacted_when_full() {
         world.store.create_extent(new_extent(ExtentId(250))),
         Err(StoreError::Removed)
     ));
+}
+
+/// Found by a reader: what was dead of an extent before it was removed was read again at each start as dead bytes
+/// of one that is not here yet, and was written to each compacted log, without end.
+#[test]
+fn what_was_dead_of_a_removed_extent_is_forgotten() {
+    let world = World::new();
+    let free = |world: &World, extent, length| {
+        let range = Freed { extent: ExtentId(extent), offset: 0, length };
+        world.store.free(&[range], &mut Vec::new()).unwrap();
+    };
+    let dead = |world: &World| {
+        let file = world.files.open(&directory().join("freed")).unwrap();
+        let mut bytes = vec![0; file.length().unwrap() as usize];
+        file.read_at(&mut bytes, 0).unwrap();
+        let records = (0..).zip(bytes.as_chunks().0);
+        let records = records.filter_map(|(n, record)| Record::decode(record, PARTITION, n));
+        records.filter(|record| matches!(record, Record::Dead { .. })).count()
+    };
+    for extent in 0..100 {
+        free(&world, extent, 4_096);
+        free(&world, extent, u64::MAX);
+    }
+    free(&world, 900, 4_096);
+    let world = world.kill();
+    assert_eq!(dead(&world), 101);
+    for extent in 100..600 {
+        free(&world, extent, u64::MAX);
+    }
+    assert_eq!(dead(&world), 1, "of the one that may come");
+    let world = world.kill();
+    assert_eq!(world.store.freed(&[ExtentId(900)], 9).len(), 1);
+    assert!(world.store.is_removed(ExtentId(50)));
 }
 
 #[test]
