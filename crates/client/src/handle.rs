@@ -20,6 +20,8 @@ pub struct OpenFlags {
     pub write: bool,
     /// O_TRUNC: cut to nothing first.
     pub truncate: bool,
+    /// Who truncates is not privileged (`FUSE_OPEN_KILL_SUIDGID`).
+    pub clear_set_id: bool,
     /// O_EXCL: create must not find the name taken.
     pub exclusive: bool,
     /// O_SYNC, O_DSYNC or O_DIRECT: a write returns when its bytes and its metadata are on disk.
@@ -35,6 +37,7 @@ impl OpenFlags {
             read: access != libc::O_WRONLY,
             write: access != libc::O_RDONLY,
             truncate: flags & libc::O_TRUNC != 0,
+            clear_set_id: false,
             exclusive: flags & libc::O_EXCL != 0,
             sync: flags & (libc::O_DSYNC | libc::O_SYNC | libc::O_DIRECT) != 0,
         }

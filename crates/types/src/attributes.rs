@@ -135,6 +135,13 @@ pub struct AttributeChanges {
     pub clear_set_id: bool,
 }
 
+/// Permission bits after a write, truncation or chown by an unprivileged process.
+#[must_use]
+pub fn without_set_id(mode: u16) -> u16 {
+    let group_executes = mode & 0o010 != 0;
+    mode & if group_executes { !0o6000 } else { !0o4000 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

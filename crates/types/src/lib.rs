@@ -10,7 +10,7 @@ mod layout;
 mod name;
 mod topology;
 
-pub use attributes::{AttributeChanges, Attributes, FileKind, NewTime, Timestamp};
+pub use attributes::{AttributeChanges, Attributes, FileKind, NewTime, Timestamp, without_set_id};
 pub use error::{DataError, ManagerError, MetaError, Next};
 pub use ids::{
     ClusterId, DiskId, Epoch, ExtentId, INODES_PER_PARTITION, InodeId, MetaSlot, NodeId,

@@ -17,7 +17,9 @@ mod flushed;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use milpa_types::{Attributes, Column, ExtentId, PACKET_BYTES, PartitionId, Segment, Timestamp};
+use milpa_types::{
+    Attributes, Column, ExtentId, PACKET_BYTES, PartitionId, Segment, Timestamp, without_set_id,
+};
 use milpa_wire::meta::{Content as WireContent, Publish};
 
 use crate::data::append::Committed;
@@ -238,6 +240,10 @@ impl Content {
         attributes.size = self.size;
         attributes.modified = attributes.modified.max(modified);
         attributes.changed = attributes.changed.max(modified);
+        let clears = self.untold.clear_set_id || self.telling.is_some_and(|it| it.clear_set_id);
+        if clears {
+            attributes.mode = without_set_id(attributes.mode);
+        }
         let here = self.segments.bytes() + self.dirty.bytes() + self.sending.bytes();
         attributes.allocated = attributes.allocated.max(here);
     }

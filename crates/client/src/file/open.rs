@@ -40,19 +40,24 @@ impl Inner {
         inode: InodeId,
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
-        let found = self.fetch(inode).await?;
-        let mut opened = self.open_found(inode, flags, found)?;
-        if flags.truncate && opened.attributes.size > 0 {
-            let changes = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
-            match self.setattr(inode, changes).await {
-                Ok(attributes) => opened.attributes = attributes,
-                Err(error) => {
-                    self.release(opened.handle)?;
-                    return Err(error);
-                }
-            }
-        }
-        Ok(opened)
+        let found = match flags.truncate {
+            true => self.truncate_for_open(inode, flags.clear_set_id).await?,
+            false => self.fetch(inode).await?,
+        };
+        self.open_found(inode, flags, found)
+    }
+
+    /// Before there is a handle: who is killed meanwhile would leave it behind. In any case: times and set-id
+    /// bits change with a file that is empty already, too.
+    async fn truncate_for_open(
+        self: &Arc<Self>,
+        inode: InodeId,
+        clear_set_id: bool,
+    ) -> Result<Found, FsError> {
+        let changes =
+            AttributeChanges { size: Some(0), clear_set_id, ..AttributeChanges::default() };
+        let attributes = self.setattr(inode, changes).await?;
+        Ok(Found::Fresh(attributes, WireContent::Segments(Vec::new())))
     }
 
     /// Attributes, and the content unless the version that is known here is still the newest.

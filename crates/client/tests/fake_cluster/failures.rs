@@ -420,6 +420,34 @@ async fn an_interrupted_call_leaks_nothing_and_the_bytes_arrive() {
     assert!(client.lookup(InodeId::ROOT, &directory).await.is_ok(), "finished without its caller");
 }
 
+/// The story: a process was killed in an open that truncates. Its handle had been made, and nobody was told of it: the
+/// file was never let go.
+#[tokio::test(start_paused = true)]
+async fn an_interrupted_open_leaves_no_handle_behind() {
+    for after in [1, 5, 20] {
+        let cluster = Cluster::new();
+        let client = cluster.client().await;
+        write(&client, "/f", &pattern(1, 200_000)).await;
+        let inode = client.resolve(b"/f", true).await.unwrap().inode;
+        cluster.rule(|call| match call {
+            Call::Meta(_, MetaRequest::Write { write: MetaWrite::SetAttributes { .. }, .. }) => {
+                Some(Fault::Slow(Duration::from_millis(10)))
+            }
+            _ => None,
+        });
+        let opened = client.open(inode, OpenFlags { truncate: true, ..OpenFlags::read_write() });
+        let opened = tokio::time::timeout(Duration::from_millis(after), opened).await;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        assert_eq!(client.getattr(inode).await.unwrap().size, 0, "finished without its caller");
+        if let Ok(opened) = opened {
+            client.release(opened.unwrap().handle).await.unwrap();
+        }
+        client.unlink(InodeId::ROOT, &name("f")).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!cluster.lock().meta.inodes.contains_key(&inode), "held after {after} ms");
+    }
+}
+
 /// Found by power cuts on real processes: 80 synced bytes in the inode were gone after a larger write
 /// that nobody had synced. The inode had let them go before any disk had them.
 #[tokio::test(start_paused = true)]

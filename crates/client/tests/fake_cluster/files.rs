@@ -198,6 +198,47 @@ async fn a_time_set_after_a_write_is_not_undone_by_the_write() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_empty_file_that_is_truncated_shows_when() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/stamp", &Bytes::new()).await;
+    let inode = client.resolve(b"/stamp", true).await.unwrap().inode;
+    let past = AttributeChanges { modified: Some(Timestamp(1234)), ..AttributeChanges::default() };
+    client.setattr(inode, past).await.unwrap();
+    let flags = OpenFlags { truncate: true, ..OpenFlags::read_write() };
+    client.open(inode, flags).await.unwrap();
+    let after = client.resolve(b"/stamp", true).await.unwrap();
+    assert!(after.modified > Timestamp(1234));
+}
+
+/// Who writes without privileges takes the set-id bits away, and sees it at once.
+#[tokio::test(start_paused = true)]
+async fn set_id_bits_do_not_survive_a_write_or_a_truncation() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    for (mode, left) in [(0o4755, 0o755), (0o6755, 0o755), (0o2644, 0o2644)] {
+        let opened = create(&client, &format!("f{mode:o}")).await;
+        let inode = opened.attributes.inode;
+        let set = AttributeChanges { mode: Some(mode), ..AttributeChanges::default() };
+        client.setattr(inode, set).await.unwrap();
+        let mode_now = async || client.getattr(inode).await.unwrap().mode;
+        client.write(opened.handle, 0, pattern(1, 100), false).await.unwrap();
+        client.flush(opened.handle).await.unwrap();
+        assert_eq!(mode_now().await, mode, "by root");
+        client.write(opened.handle, 0, pattern(2, 100), true).await.unwrap();
+        assert_eq!(mode_now().await, left, "not published yet");
+        client.flush(opened.handle).await.unwrap();
+        assert_eq!(mode_now().await, left);
+        client.setattr(inode, set).await.unwrap();
+        let truncate = OpenFlags { truncate: true, ..OpenFlags::read_write() };
+        client.open(inode, truncate).await.unwrap();
+        assert_eq!(mode_now().await, mode, "by root");
+        client.open(inode, OpenFlags { clear_set_id: true, ..truncate }).await.unwrap();
+        assert_eq!(mode_now().await, left);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn shutdown_saves_everything_and_ends_the_session() {
     let cluster = Cluster::new();
     let client = cluster.client().await;

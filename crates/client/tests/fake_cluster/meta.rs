@@ -207,8 +207,12 @@ impl MetaNodes {
                 let before = it.attributes.content_version;
                 if let Some(size) = changes.size {
                     it.resize(size);
+                    it.attributes.modified = now;
                 }
                 let attributes = &mut it.attributes;
+                if changes.clear_set_id {
+                    attributes.mode = milpa_types::without_set_id(attributes.mode);
+                }
                 attributes.mode = changes.mode.unwrap_or(attributes.mode);
                 attributes.modified = changes.modified.unwrap_or(attributes.modified);
                 Ok(MetaAnswer::Changed { attributes: *attributes, before })
@@ -372,6 +376,9 @@ impl Inode {
         let before = attributes.content_version;
         attributes.content_version += 1;
         attributes.modified = publish.modified;
+        if publish.clear_set_id {
+            attributes.mode = milpa_types::without_set_id(attributes.mode);
+        }
         Ok(MetaAnswer::Changed { attributes: *attributes, before })
     }
 

@@ -229,7 +229,10 @@ impl Filesystem for Adapter {
     }
 
     fn open(&self, request: &Request, open: &Open, reply: ReplyOpen) {
-        let flags = OpenFlags::from_bits(open.flags as i32);
+        let flags = OpenFlags {
+            clear_set_id: open.kill_suidgid,
+            ..OpenFlags::from_bits(open.flags as i32)
+        };
         let (client, inode) = (self.client.clone(), inode(request));
         let work = async move { client.open(inode, flags).await };
         let (client, stale, nodeid) =

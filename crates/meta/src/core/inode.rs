@@ -74,10 +74,7 @@ impl Inode {
 
     /// Clears the set-id bits as a write or chown by an unprivileged process must.
     pub(crate) fn clear_set_id(&mut self) {
-        self.mode &= !0o4000;
-        if self.mode & 0o010 != 0 {
-            self.mode &= !0o2000;
-        }
+        self.mode = milpa_types::without_set_id(self.mode);
     }
 
     /// As clients see it.
