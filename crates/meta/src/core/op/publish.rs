@@ -126,10 +126,11 @@ fn check_base(inode: &Inode, publish: &Publish) -> Result<(), MetaError> {
 }
 
 /// A change of content shows in version and times; a flush mark alone does not: it may arrive
-/// after a utimensat(2).
+/// after a utimensat(2). Content of the inode comes with a write only, which shows in the times even if the
+/// bytes are the same.
 fn note_write(inode: &mut Inode, publish: &Publish, is_changed: bool, now: Timestamp) {
-    if is_changed {
-        inode.content_version += 1;
+    inode.content_version += u64::from(is_changed);
+    if is_changed || publish.inline.is_some() {
         inode.modified = publish.modified;
         inode.changed = now;
     }

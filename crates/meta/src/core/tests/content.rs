@@ -265,6 +265,21 @@ fn content_moves_into_the_inode_and_out_again() {
     assert_eq!(f.solo.write(inline(&f, &[0; 513])), Err(MetaError::Invalid));
 }
 
+/// The story: the same bytes written again left the time of the last change as it was, and a client that had shown
+/// the new one went back: make(1) did not see the write.
+#[test]
+fn the_same_bytes_written_again_show_when() {
+    let mut f = OneFile::new();
+    f.solo.write(inline(&f, b"hello")).unwrap();
+    let changes = AttributeChanges { modified: Some(Timestamp(7)), ..AttributeChanges::default() };
+    f.solo.write(MetaWrite::SetAttributes { inode: f.file, changes }).unwrap();
+    let before = f.solo.stat(f.file).unwrap();
+    f.solo.write(inline(&f, b"hello")).unwrap();
+    let after = f.solo.stat(f.file).unwrap();
+    assert_eq!(after.modified, Timestamp(60));
+    assert_eq!(after.content_version, before.content_version, "pages stay good");
+}
+
 /// A regression: two clients write into one small file. Each publishes all of it, and the second,
 /// which had not seen the first one's bytes, took them away.
 #[test]
