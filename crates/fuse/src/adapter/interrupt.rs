@@ -6,6 +6,7 @@
 //! end before we answer. So we answer EINTR if and only if SIGKILL is pending for the thread, which
 //! is what the kernel turns every fatal signal into.
 
+use std::io;
 use std::time::Duration;
 
 use crate::InterruptWatch;
@@ -21,11 +22,18 @@ pub(super) async fn killed(watch: InterruptWatch, thread: u32) {
     }
 }
 
-/// Whether SIGKILL is pending for the thread. One that is gone counts as killed.
 fn is_being_killed(thread: u32) -> bool {
-    match std::fs::read_to_string(format!("/proc/{thread}/status")) {
+    judge(thread, std::fs::read_to_string(format!("/proc/{thread}/status")))
+}
+
+/// Whether SIGKILL is pending for the thread of this status. One that is gone counts as killed. Thread 0 is one
+/// outside of our pid namespace; of it, and of one that we may not look at, nothing is known: it waits.
+fn judge(thread: u32, status: io::Result<String>) -> bool {
+    match status {
         Ok(status) => has_pending_kill(&status),
-        Err(_) => true,
+        Err(error) => {
+            thread != 0 && matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH))
+        }
     }
 }
 
@@ -59,5 +67,22 @@ mod tests {
     fn we_are_not_being_killed_and_nobody_is_gone() {
         assert!(!is_being_killed(std::process::id()));
         assert!(is_being_killed(u32::MAX));
+        assert!(!is_being_killed(0), "a thread that our /proc does not show");
+    }
+
+    /// The story: a caller in a container, whose thread is 0 to us, got EINTR for every signal.
+    #[test]
+    fn who_is_not_known_to_be_killed_waits() {
+        for (thread, errno, killed) in [
+            (7, libc::ENOENT, true),
+            (7, libc::ESRCH, true),
+            (7, libc::EACCES, false),
+            (7, libc::EPERM, false),
+            (7, libc::EMFILE, false),
+            (0, libc::ENOENT, false),
+        ] {
+            let error = io::Error::from_raw_os_error(errno);
+            assert_eq!(judge(thread, Err(error)), killed, "thread {thread}, errno {errno}");
+        }
     }
 }
