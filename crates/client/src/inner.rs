@@ -150,6 +150,7 @@ impl Inner {
         for file in &waiting {
             self.settle_in_background(file);
         }
+        self.let_go_again();
         self.forget_idle(IDLE_AGE);
     }
 

@@ -256,13 +256,8 @@ impl Inner {
     ) -> Result<(), FsError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
-            let open = inner.open_target(parent, &name).await?;
-            let held = open.is_some();
+            let held = inner.hold_target(parent, &name).await?;
             let write = MetaWrite::Unlink { parent, name: name.clone(), held };
-            if let Some(file) = &open {
-                // Before the request: the last close may come before its answer.
-                file.shared().hold();
-            }
             inner.send_remove(parent, name, write).await
         })
         .await
@@ -312,20 +307,14 @@ impl Inner {
         let (source_parent, source_name) = (source.0, source.1.clone());
         let (target_parent, target_name) = (target.0, target.1.clone());
         detach(&self.core.runtime, async move {
-            let replaced = match no_replace {
-                true => None,
-                false => inner.open_target(target_parent, &target_name).await?,
-            };
-            if let Some(file) = &replaced {
-                file.shared().hold();
-            }
+            let held = !no_replace && inner.hold_target(target_parent, &target_name).await?;
             let write = MetaWrite::Rename {
                 source_parent,
                 source_name: source_name.clone(),
                 target_parent,
                 target_name: target_name.clone(),
                 no_replace,
-                held: replaced.is_some(),
+                held,
             };
             let renamed = inner.meta.write(target_parent, write).await;
             inner.forget_name(source_parent, source_name);
@@ -346,27 +335,24 @@ impl Inner {
         self.names.forget(&key);
     }
 
-    /// The file that a name names, if it is in use here. Asks a server only if some file is in use
-    /// and the name was not seen lately.
-    async fn open_target(
-        &self,
-        parent: InodeId,
-        name: &Name,
-    ) -> Result<Option<Arc<crate::file::FileState>>, FsError> {
+    /// Whether the file that a name names is in use here, or being opened, and is to be held. Asks a server only
+    /// if some file is and the name was not seen lately. Call before the name is removed: the last close may
+    /// come before the answer to that.
+    async fn hold_target(&self, parent: InodeId, name: &Name) -> Result<bool, FsError> {
         if self.files.is_empty() {
-            return Ok(None);
+            return Ok(false);
         }
         let hint = self.names.get_within(&(parent, name.clone()), HINT_AGE);
         let inode = match hint {
             Some(Some((inode, _))) => inode,
-            Some(None) => return Ok(None),
+            Some(None) => return Ok(false),
             None => match self.lookup(parent, name).await {
                 Ok(attributes) => attributes.inode,
-                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) if error.is_not_found() => return Ok(false),
                 Err(error) => return Err(error),
             },
         };
-        Ok(self.files.get(inode).filter(|file| file.is_open()))
+        Ok(self.files.hold(inode))
     }
 }
 

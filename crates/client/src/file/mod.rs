@@ -16,7 +16,7 @@ mod truncate;
 mod turn;
 pub(crate) mod write;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -163,10 +163,6 @@ impl Shared {
     fn is_overdue(&self, age: std::time::Duration) -> bool {
         self.dirty_since.is_some_and(|since| since.elapsed() >= age)
     }
-
-    pub(crate) fn hold(&mut self) {
-        self.held = true;
-    }
 }
 
 /// An open file description.
@@ -218,9 +214,21 @@ impl Handle {
     }
 }
 
+/// Opens of one file that have no handle yet.
+#[derive(Default)]
+struct Opening {
+    count: u32,
+    /// As [`Shared::held`], for who comes to have a handle, or else for the last of them to let go.
+    held: bool,
+}
+
 /// All files in use and their handles.
 pub(crate) struct Files {
     states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
+    /// Opens that have no handle yet. Locked after `states`.
+    opening: Mutex<BTreeMap<InodeId, Opening>>,
+    /// Deleted files that nobody uses here any more, and that the servers keep: they have not heard of it.
+    unreleased: Mutex<BTreeSet<InodeId>>,
     handles: Mutex<BTreeMap<HandleId, Arc<Handle>>>,
     /// Files with bytes that are not published.
     dirty: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
@@ -232,6 +240,8 @@ impl Files {
     pub(crate) fn new(stats: &'static Stats) -> Files {
         Files {
             states: Mutex::default(),
+            opening: Mutex::default(),
+            unreleased: Mutex::default(),
             handles: Mutex::default(),
             dirty: Mutex::default(),
             next_handle: AtomicU64::new(1),
@@ -244,9 +254,57 @@ impl Files {
         lock(&self.states).get(&inode).cloned()
     }
 
-    /// Whether any file has a state.
+    /// Whether no file has a state or is being opened.
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.states).is_empty()
+        lock(&self.states).is_empty() && lock(&self.opening).is_empty()
+    }
+
+    /// Counts an open that has no handle yet.
+    fn begin_open(&self, inode: InodeId) {
+        lock(&self.opening).entry(inode).or_default().count += 1;
+    }
+
+    /// It has one now, or failed. True if the servers keep the file for nobody else.
+    fn end_open(&self, inode: InodeId) -> bool {
+        let states = lock(&self.states);
+        let mut openings = lock(&self.opening);
+        let Some(opening) = openings.get_mut(&inode) else { return false };
+        opening.count = opening.count.saturating_sub(1);
+        if opening.count > 0 {
+            return false;
+        }
+        let held = opening.held;
+        openings.remove(&inode);
+        let is_open = states.get(&inode).is_some_and(|file| file.is_open());
+        held && !is_open
+    }
+
+    /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Who uses it
+    /// last lets it go.
+    pub(crate) fn hold(&self, inode: InodeId) -> bool {
+        let states = lock(&self.states);
+        let mut openings = lock(&self.opening);
+        let opening = openings.get_mut(&inode);
+        let file = states.get(&inode).filter(|file| file.is_open());
+        let is_used = opening.is_some() || file.is_some();
+        if let Some(opening) = opening {
+            opening.held = true;
+        }
+        if let Some(file) = file {
+            file.shared().held = true;
+        }
+        is_used
+    }
+
+    /// Leaves the letting go of a closed file to who is opening it.
+    fn hand_over(&self, inode: InodeId) -> bool {
+        match lock(&self.opening).get_mut(&inode) {
+            Some(opening) => {
+                opening.held = true;
+                true
+            }
+            None => false,
+        }
     }
 
     /// All files with a state.
@@ -276,8 +334,10 @@ impl Files {
                 file
             }
         };
+        let held = lock(&self.opening).get(&inode).is_some_and(|opening| opening.held);
         let mut shared = file.shared();
         shared.handles += 1;
+        shared.held |= held;
         shared.idle_since = None;
         if !shared.content.is_dirty() {
             shared.generation = generation;
@@ -324,8 +384,7 @@ impl Files {
     fn forget(&self, file: &Arc<FileState>) -> bool {
         let mut states = lock(&self.states);
         let shared = file.shared();
-        let in_use =
-            shared.handles > 0 || shared.held || shared.content.is_dirty() || shared.is_pushing;
+        let in_use = shared.handles > 0 || shared.content.is_dirty() || shared.is_pushing;
         drop(shared);
         let same = states.get(&file.inode).is_some_and(|found| Arc::ptr_eq(found, file));
         if in_use || !same {

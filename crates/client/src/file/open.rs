@@ -32,6 +32,28 @@ pub(crate) enum Found {
     Fresh(Attributes, WireContent),
 }
 
+/// An open that has no handle yet: who removes the file's name meanwhile counts it as open.
+struct OpenUnderWay {
+    inner: Arc<Inner>,
+    inode: InodeId,
+}
+
+impl OpenUnderWay {
+    fn begin(inner: &Arc<Inner>, inode: InodeId) -> OpenUnderWay {
+        inner.files.begin_open(inode);
+        OpenUnderWay { inner: Arc::clone(inner), inode }
+    }
+}
+
+impl Drop for OpenUnderWay {
+    fn drop(&mut self) {
+        if self.inner.files.end_open(self.inode) {
+            let (inner, inode) = (Arc::clone(&self.inner), self.inode);
+            drop(self.inner.core.runtime.spawn(async move { inner.let_go(inode).await }));
+        }
+    }
+}
+
 impl Inner {
     /// Opens an existing file. Asks its partition what the content is now (close-to-open): by
     /// version only, if the layout of some version is known here.
@@ -40,6 +62,7 @@ impl Inner {
         inode: InodeId,
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
+        let _under_way = OpenUnderWay::begin(self, inode);
         let found = match flags.truncate {
             true => self.truncate_for_open(inode, flags.clear_set_id).await?,
             false => self.fetch(inode).await?,
@@ -200,24 +223,24 @@ impl Inner {
                 "bytes that were written and never synced could not be saved; they are lost"
             );
         }
-        self.let_go(&file).await;
+        let held = std::mem::take(&mut file.shared().held);
+        if held && !self.files.hand_over(file.inode) {
+            self.let_go(file.inode).await;
+        }
         self.drop_extent(&mut io);
         drop(io);
         self.retire(&file);
     }
 
-    /// Lets the servers delete a file that was unlinked while it was open. Without an answer it is tried
-    /// again: they keep it for as long as this client lives.
-    async fn let_go(&self, file: &FileState) {
-        if !file.shared().held {
-            return;
+    /// A deleted file that the servers kept for us may go. Without an answer they are told again later: they
+    /// keep it for as long as this client lives.
+    async fn let_go(&self, inode: InodeId) {
+        if let Err(error) = self.meta.write(inode, MetaWrite::Release { inode }).await {
+            tracing::debug!(%inode, %error, "a deleted file could not be let go");
+            if error.may_pass() {
+                lock(&self.files.unreleased).insert(inode);
+            }
         }
-        let release = MetaWrite::Release { inode: file.inode };
-        let released = self.meta.write(file.inode, release).await;
-        if let Err(error) = &released {
-            tracing::debug!(inode = %file.inode, %error, "a deleted file could not be let go");
-        }
-        file.shared().held = released.is_err_and(|error| error.may_pass());
     }
 
     /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that
@@ -254,22 +277,19 @@ impl Inner {
         }
     }
 
-    /// Forgets files that were closed a while ago, and lets go what the servers still hold for us.
-    pub(crate) fn forget_idle(self: &Arc<Self>, age: std::time::Duration) {
+    /// Lets go of deleted files that could not be let go before.
+    pub(crate) fn let_go_again(self: &Arc<Self>) {
+        for inode in std::mem::take(&mut *lock(&self.files.unreleased)) {
+            let inner = Arc::clone(self);
+            drop(self.core.runtime.spawn(async move { inner.let_go(inode).await }));
+        }
+    }
+
+    /// Forgets files that were closed a while ago.
+    pub(crate) fn forget_idle(&self, age: std::time::Duration) {
         for file in self.files.all() {
-            let shared = file.shared();
-            if shared.idle_since.is_none_or(|since| since.elapsed() < age) {
-                continue;
-            }
-            if shared.held {
-                drop(shared);
-                if file.io.try_lock().is_err() {
-                    continue;
-                }
-                let inner = Arc::clone(self);
-                drop(self.core.runtime.spawn(async move { inner.close_out(file).await }));
-            } else {
-                drop(shared);
+            let idle = file.shared().idle_since;
+            if idle.is_some_and(|since| since.elapsed() >= age) {
                 self.forget_file(&file);
             }
         }

@@ -1,9 +1,12 @@
 //! Names and directories.
 
+use std::time::Duration;
+
 use milpa_client::{FsError, OpenFlags};
 use milpa_types::{InodeId, MetaError, MetaSlot};
+use milpa_wire::meta::{MetaRead, MetaRequest};
 
-use crate::cluster::{Cluster, OWNER, create, name, pattern, read, write};
+use crate::cluster::{Call, Cluster, Fault, OWNER, create, name, pattern, read, write};
 
 #[tokio::test(start_paused = true)]
 async fn an_unlinked_file_lives_until_its_last_close() {
@@ -44,6 +47,45 @@ async fn rename_replaces_and_keeps_what_is_open() {
     client.release(opened.handle).await.unwrap();
     tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     assert!(!cluster.lock().meta.inodes.contains_key(&old));
+}
+
+/// The story: whether an unlinked file is held for us was decided by the handles that there were. One process of the
+/// mount opened the file while another removed it, or replaced it: the handle was stale as soon as it was there.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_removed_while_it_is_opened_lives_until_its_close() {
+    let (root, f, g) = (InodeId::ROOT, name("f"), name("g"));
+    for (is_renamed, is_given_up) in [(false, false), (true, false), (false, true)] {
+        let cluster = Cluster::new();
+        write(&cluster.client().await, "/f", &pattern(1, 200_000)).await;
+        let client = cluster.client().await;
+        let inode = client.lookup(root, &f).await.unwrap().inode;
+        write(&client, "/g", &pattern(2, 10)).await;
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        client.lookup(root, &f).await.unwrap();
+        cluster.once(Fault::Slow(Duration::from_millis(50)), move |call| {
+            let layout = MetaRead::GetLayout { inode };
+            matches!(call, Call::Meta(_, MetaRequest::Read { read, .. }) if *read == layout)
+        });
+        let opener = client.clone();
+        let opening = tokio::spawn(async move { opener.open(inode, OpenFlags::read_only()).await });
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        match is_renamed {
+            true => client.rename(root, &g, root, &f, false).await.unwrap(),
+            false => client.unlink(root, &f).await.unwrap(),
+        }
+        assert!(!opening.is_finished());
+        if is_given_up {
+            opening.abort();
+        } else {
+            let handle = opening.await.unwrap().unwrap().handle;
+            let seen = client.read(handle, 0, 1 << 20).await.unwrap().concat();
+            assert!(seen == pattern(1, 200_000));
+            assert!(cluster.lock().meta.inodes.contains_key(&inode), "held");
+            client.release(handle).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        assert!(!cluster.lock().meta.inodes.contains_key(&inode), "let go");
+    }
 }
 
 fn libc_errno(name: &str) -> i32 {
