@@ -3,7 +3,7 @@
 //! One random id serves all partitions; in each it is opened before the first change there. When a
 //! partition does not know it, the lease has run out: what we held may have been let go. Then a new
 //! id begins everywhere, at a higher *generation*, and handles of an older generation can no longer
-//! write. Nothing that was sent under the old id is ever sent again.
+//! be read or written. Nothing that was sent under the old id is ever sent again.
 //!
 //! A request that is given up without an answer frees its number and is over, but for a publish: that one
 //! keeps it, and is repeated under it until its outcome is known.

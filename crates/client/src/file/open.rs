@@ -170,6 +170,15 @@ impl Inner {
         Ok(OpenFile { handle, attributes, keep_cache: drop.is_none() })
     }
 
+    /// What is known here of a file that was opened under an expired session may be nobody's any more: bytes that
+    /// were not published never will be, and one that was deleted is not held.
+    pub(crate) fn check_generation(&self, handle: &Handle) -> Result<(), FsError> {
+        match handle.generation == self.meta.sessions.current().1 {
+            true => Ok(()),
+            false => Err(FsError::Stale("our session expired after the file was opened")),
+        }
+    }
+
     /// The user's program came back from open(2).
     pub(crate) fn note_use(&self, handle: &Handle) {
         if let Some(drop) = handle.drop

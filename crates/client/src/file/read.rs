@@ -34,6 +34,7 @@ impl Inner {
             return Err(FsError::BadHandle);
         }
         self.note_use(&handle);
+        self.check_generation(&handle)?;
         let pieces = self.read_file(&handle.file, offset, length).await?;
         // Asked last: what was lost before this read began to look for its bytes is known by now.
         if let Some(loss) = handle.loss_to_tell() {

@@ -71,9 +71,7 @@ impl Inner {
         clear_set_id: bool,
     ) -> Result<u64, FsError> {
         let file = &handle.file;
-        if handle.generation != self.meta.sessions.current().1 {
-            return Err(FsError::Stale("our session expired after the file was opened"));
-        }
+        self.check_generation(handle)?;
         let length = data.len() as u32;
         if !self.budget.try_take(length) {
             self.wait_for_room(length).await?;

@@ -174,9 +174,13 @@ async fn an_expired_lease_makes_open_files_stale_and_nothing_else() {
     client.write(opened.handle, 0, pattern(1, 1000), false).await.unwrap();
     cluster.lock().meta.sessions.clear();
     client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+    let error = client.read(opened.handle, 0, 1000).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "bytes that nobody will ever see: {error}");
     let error = client.fsync(opened.handle, false).await.unwrap_err();
     assert!(matches!(error, FsError::Stale(_)), "{error}");
     let error = client.write(opened.handle, 0, pattern(1, 10), false).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
+    let error = client.read(opened.handle, 0, 10).await.unwrap_err();
     assert!(matches!(error, FsError::Stale(_)), "{error}");
     client.release(opened.handle).await.unwrap();
     write(&client, "/f", &pattern(2, 1000)).await;
