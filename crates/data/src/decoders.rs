@@ -7,7 +7,9 @@ use milpa_wire::data::Configuration;
 use milpa_wire::decoder::{Decoder, Random, generate, put};
 use milpa_wire::frame::crc32c;
 
-use crate::node::decoding::{Label, PartitionState, parse_place, text_of_place};
+use crate::node::decoding::{
+    Label, PartitionState, parse_lost, parse_place, text_of_lost, text_of_place,
+};
 use crate::overwrite::{EntryHead, decode_entry, encode_entry};
 
 /// All of them.
@@ -23,6 +25,7 @@ pub fn all() -> Vec<Decoder> {
         },
         Decoder { name: "overwrite-entry", sample: entry, again: entry_again, seal: |_| {} },
         Decoder { name: "disk-label", sample: label, again: label_again, seal: |_| {} },
+        Decoder { name: "lost-blocks", sample: lost, again: lost_again, seal: |_| {} },
         Decoder { name: "scrub-place", sample: place, again: place_again, seal: |_| {} },
     ]);
     all
@@ -84,6 +87,17 @@ fn label(seed: u64) -> Vec<u8> {
 fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
     let label = Label::parse(&String::from_utf8_lossy(bytes), INCARNATION).ok()?;
     Some(label.to_text().into_bytes())
+}
+
+fn lost(seed: u64) -> Vec<u8> {
+    let mut random = Random::new(seed);
+    let mut line = |_| format!("{} {} {}\n", random.number(), random.number(), random.number());
+    let lines: String = (0..2 + seed % 3).map(&mut line).collect();
+    format!("1\n{lines}").into_bytes()
+}
+
+fn lost_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    parse_lost(&String::from_utf8_lossy(bytes)).map(|places| text_of_lost(&places).into_bytes())
 }
 
 fn place(seed: u64) -> Vec<u8> {

@@ -91,6 +91,8 @@ pub(crate) struct Disk {
     pub usage: super::usage::Usage,
     /// Reading everything again.
     pub scrubbing: super::scrubbing::Scrubbing,
+    /// Which lost blocks the operator was told of, on disk.
+    pub lost_note: super::lost::LostNote,
     /// When the clock last ticked here: a gap means that the process was stopped.
     pub ticked_ms: u64,
     /// Replicas whose state was damaged when the node started. They take no part; the manager brings a
@@ -205,6 +207,7 @@ impl Disk {
         self.tick_usage(now);
         self.tick_leaving();
         self.tick_scrub(now);
+        self.tick_lost(now);
         self.tick_saves(now);
         self.ticked_ms = now;
     }

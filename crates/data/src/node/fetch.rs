@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
 use milpa_wire::data::{DataAnswer, DataRequest};
 
 use super::disk::Disk;
@@ -154,7 +154,9 @@ impl Filling {
         if !is_lost {
             return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
         }
-        tell_lost(self.partition, extent, (offset, length));
+        let partition = self.partition;
+        let tell = move |disk: &mut Disk| disk.tell_lost(partition, extent, (offset, length));
+        self.shared.ask_disk(self.disk, tell).await;
         Ok(Chunk::without(length, fence))
     }
 
@@ -214,12 +216,6 @@ impl Filling {
         let here = self.shared.ask_disk(self.disk, handed).await;
         Ok(here.flatten().ok_or(DataError::WrongPartition)?.max(applied))
     }
-}
-
-/// Tells the operator that no replica has these bytes: of all that is in a log this is what he must not miss.
-pub(super) fn tell_lost(partition: PartitionId, extent: ExtentId, (offset, length): (u64, u64)) {
-    Metrics::get().lost_bytes.inc_by(length);
-    tracing::error!(%partition, %extent, offset, length, "bytes are damaged on every replica");
 }
 
 /// What it means that every source has refused, in this order, to give bytes from block `first` on:

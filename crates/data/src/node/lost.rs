@@ -2,16 +2,30 @@
 //!
 //! Each replica that has such a block asks the others for it, and each that is asked notices that its own
 //! is damaged: without a pause that grows they would set each other to work without end.
+//!
+//! With every configuration they are looked for anew, but the operator is told of each once: which these are
+//! is kept over configurations, and over restarts in a file of the disk. It is for that only; what is lost
+//! is found out from the replicas.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use milpa_types::ExtentId;
+use milpa_host::disk as files;
+use milpa_types::{BLOCK_BYTES, ExtentId, PartitionId};
+
+use super::disk::Disk;
+use super::metrics::Metrics;
 
 /// Blocks that are remembered.
 const BLOCKS_MAX: usize = 4096;
 /// A member that was in doubt about its own when it was asked first has decided by the second time.
 const REPAIRS_UNTIL_LOST: u32 = 2;
+/// Blocks of a disk that are noted: 2 MB.
+const NOTED_MAX: usize = 65_536;
+/// Between two notes.
+const NOTE_MS: u64 = 1_000;
+const FILE: &str = "lost";
 /// Pauses between repairs: the first one, and the longest one.
 const PAUSE_MIN_MS: u64 = 500;
 const PAUSE_MAX_MS: u64 = 64_000;
@@ -20,28 +34,52 @@ const PAUSE_MAX_MS: u64 = 64_000;
 #[derive(Debug, Default)]
 pub(crate) struct LostBlocks {
     blocks: BTreeMap<(ExtentId, u64), Lost>,
+    /// Of which of them the operator was told is not what it was when it was last noted.
+    is_changed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Lost {
     /// Repairs in a row that have found that.
     repairs: u32,
     /// Not repaired again before.
     rests_until_ms: u64,
+    /// The operator knows.
+    is_told: bool,
 }
 
 impl LostBlocks {
     /// Notes that no member had a block whole. True when it is called lost from now on.
     pub fn add(&mut self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
-        if self.blocks.len() >= BLOCKS_MAX && !self.blocks.contains_key(&(extent, block)) {
-            self.blocks.pop_first();
-        }
-        let lost =
-            self.blocks.entry((extent, block)).or_insert(Lost { repairs: 0, rests_until_ms: 0 });
+        let lost = self.entry(extent, block);
         let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << lost.repairs.min(16)).min(PAUSE_MAX_MS);
         lost.repairs = lost.repairs.saturating_add(1);
         lost.rests_until_ms = now_ms.saturating_add(pause_ms);
         lost.repairs == REPAIRS_UNTIL_LOST
+    }
+
+    fn entry(&mut self, extent: ExtentId, block: u64) -> &mut Lost {
+        if self.blocks.len() >= BLOCKS_MAX && !self.blocks.contains_key(&(extent, block)) {
+            self.blocks.pop_first();
+        }
+        self.blocks.entry((extent, block)).or_default()
+    }
+
+    /// Notes that the operator is told of a block. False if he knows.
+    pub fn tell(&mut self, extent: ExtentId, block: u64) -> bool {
+        let is_new = !std::mem::replace(&mut self.entry(extent, block).is_told, true);
+        self.is_changed |= is_new;
+        is_new
+    }
+
+    /// The blocks of which the operator was told.
+    pub fn told(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        self.blocks.iter().filter(|(_, lost)| lost.is_told).map(|(place, _)| *place)
+    }
+
+    /// Whether these have changed since this was last asked.
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.is_changed)
     }
 
     /// Whether no member has a block, by two repairs in a row.
@@ -55,21 +93,127 @@ impl LostBlocks {
         self.blocks.get(&(extent, block)).is_some_and(|lost| now_ms < lost.rests_until_ms)
     }
 
-    /// It is whole, or may be: somebody did not say that he lacks it.
+    /// It may be whole: somebody did not say that he lacks it.
+    pub fn doubt(&mut self, extent: ExtentId, block: u64) {
+        self.forget(|place| place == (extent, block));
+    }
+
+    /// It is whole.
     pub fn remove(&mut self, extent: ExtentId, block: u64) {
-        self.blocks.remove(&(extent, block));
+        self.remove_where(|place| place == (extent, block));
     }
 
     /// Blocks of an extent were written to, and are whole, but for some.
     pub fn remove_written(&mut self, extent: ExtentId, blocks: Range<u64>, but: &[u64]) {
-        self.blocks.retain(|(lost, block), _| {
-            *lost != extent || !blocks.contains(block) || but.contains(block)
+        self.remove_where(|(lost, block)| {
+            lost == extent && blocks.contains(&block) && !but.contains(&block)
         });
     }
 
     /// Others may be asked now.
     pub fn clear(&mut self) {
-        self.blocks.clear();
+        self.forget(|_| true);
+    }
+
+    /// Forgets what is known of blocks, but not of which the operator was told.
+    fn forget(&mut self, is_meant: impl Fn((ExtentId, u64)) -> bool) {
+        self.blocks.retain(|place, lost| {
+            if is_meant(*place) {
+                (lost.repairs, lost.rests_until_ms) = (0, 0);
+            }
+            lost.repairs > 0 || lost.is_told
+        });
+    }
+
+    fn remove_where(&mut self, is_meant: impl Fn((ExtentId, u64)) -> bool) {
+        let mut is_changed = false;
+        self.blocks.retain(|place, lost| {
+            let stays = !is_meant(*place);
+            is_changed |= !stays && lost.is_told;
+            stays
+        });
+        self.is_changed |= is_changed;
+    }
+}
+
+/// The note of the blocks of a disk of which the operator was told.
+pub(crate) struct LostNote {
+    file: PathBuf,
+    noted_ms: u64,
+    /// It is being written.
+    is_writing: bool,
+}
+
+/// A lost block's partition, extent and number.
+pub(crate) type LostPlace = (PartitionId, ExtentId, u64);
+
+impl LostNote {
+    pub fn new(directory: &Path) -> LostNote {
+        LostNote { file: directory.join(FILE), noted_ms: 0, is_writing: false }
+    }
+
+    /// What was noted last. A note that cannot be read costs that some are told of again.
+    pub fn read(&self) -> Vec<LostPlace> {
+        let text = files::read(&self.file).unwrap_or_default();
+        parse(&String::from_utf8_lossy(&text)).unwrap_or_default()
+    }
+}
+
+pub(crate) fn parse(text: &str) -> Option<Vec<LostPlace>> {
+    let place = |line: &str| {
+        let mut numbers = line.split(' ').map(|number| number.parse().ok());
+        let mut next = || numbers.next().flatten();
+        let place = (PartitionId(next()?), ExtentId(next()?), next()?);
+        numbers.next().is_none().then_some(place)
+    };
+    text.strip_prefix("1\n")?.lines().map(place).collect()
+}
+
+pub(crate) fn text_of(places: &[LostPlace]) -> String {
+    let line =
+        |(partition, extent, block): &LostPlace| format!("{partition} {} {block}\n", extent.0);
+    ["1\n".to_owned()].into_iter().chain(places.iter().map(line)).collect()
+}
+
+impl Disk {
+    /// Tells the operator that no replica has some bytes of a block: of all that is in a log this is what he
+    /// must not miss.
+    pub fn tell_lost(&mut self, id: PartitionId, extent: ExtentId, (offset, length): (u64, u64)) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        if partition.lost.tell(extent, offset / BLOCK_BYTES) {
+            Metrics::get().lost_bytes.inc_by(length);
+            tracing::error!(partition = %id, %extent, offset, length, "bytes are damaged on every replica");
+        }
+    }
+
+    /// Notes of which blocks the operator was told, when that has changed.
+    pub fn tick_lost(&mut self, now: u64) {
+        let is_early = now.saturating_sub(self.lost_note.noted_ms) < NOTE_MS;
+        if self.is_fenced() || self.lost_note.is_writing || is_early {
+            return;
+        }
+        self.lost_note.noted_ms = now;
+        let mut is_changed = false;
+        for partition in self.partitions.values_mut() {
+            is_changed |= partition.lost.take_changed();
+        }
+        if !is_changed {
+            return;
+        }
+        self.lost_note.is_writing = true;
+        let told = self.partitions.values().flat_map(|partition| {
+            let id = partition.id;
+            partition.lost.told().map(move |(extent, block)| (id, extent, block))
+        });
+        let told: Vec<LostPlace> = told.take(NOTED_MAX).collect();
+        let (file, text) = (self.lost_note.file.clone(), text_of(&told));
+        let note = move || files::replace(&file, text.as_bytes());
+        self.workers.slow(note, |disk, noted| {
+            disk.lost_note.is_writing = false;
+            if let Err(error) = noted {
+                tracing::debug!(%error, "lost blocks were not noted");
+            }
+        });
     }
 }
 
@@ -112,6 +256,33 @@ mod tests {
         }
         assert!(pauses.starts_with(&[500, 1_000, 2_000, 4_000]), "{pauses:?}");
         assert!(pauses.ends_with(&[64_000, 64_000]), "{pauses:?}");
+    }
+
+    #[test]
+    fn the_operator_is_told_once_until_the_block_is_whole() {
+        let mut lost = LostBlocks::default();
+        lost.add(EXTENT, 9, 0);
+        assert!(lost.add(EXTENT, 9, 1_000) && lost.tell(EXTENT, 9) && lost.take_changed());
+        lost.clear();
+        assert!(!lost.contains(EXTENT, 9) && !lost.rests(EXTENT, 9, 1_000));
+        lost.add(EXTENT, 9, 2_000);
+        lost.doubt(EXTENT, 9);
+        lost.add(EXTENT, 9, 3_000);
+        assert!(lost.add(EXTENT, 9, 4_000) && !lost.tell(EXTENT, 9) && !lost.take_changed());
+        assert_eq!(lost.told().collect::<Vec<_>>(), [(EXTENT, 9)]);
+        lost.remove(EXTENT, 9);
+        assert!(lost.take_changed() && lost.told().next().is_none());
+        assert!(lost.tell(EXTENT, 9));
+    }
+
+    #[test]
+    fn a_note_is_read_back_and_nonsense_is_not() {
+        let places = vec![(PartitionId(7), ExtentId::small(3), 9), (PartitionId(8), EXTENT, 0)];
+        assert_eq!(parse(&text_of(&places)), Some(places));
+        assert_eq!(parse("1\n"), Some(Vec::new()));
+        for bad in ["", "1", "2\n", "1\n1 2\n", "1\n1 2 3 4\n", "1\na b c\n", "1\n\n"] {
+            assert_eq!(parse(bad), None, "{bad:?}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ mod appends;
 mod configure;
 #[cfg(any(test, feature = "decoders"))]
 pub(crate) mod decoding {
+    pub(crate) use super::lost::{parse as parse_lost, text_of as text_of_lost};
     pub(crate) use super::open::Label;
     pub(crate) use super::scrubbing::{parse as parse_place, text_of as text_of_place};
     pub(crate) use super::state::PartitionState;

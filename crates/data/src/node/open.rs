@@ -26,6 +26,7 @@ use crate::store::{ExtentStore, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
 use super::licence::Licence;
+use super::lost::LostNote;
 use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
@@ -229,6 +230,7 @@ impl OpenedDisk {
         let mut disk = Disk {
             index,
             id: self.id,
+            lost_note: LostNote::new(&self.directory),
             scrubbing: Scrubbing::open(&self.directory, config.scrub_period_s),
             states: self.directory.join("states"),
             extents: self.directory.join("partitions"),
@@ -250,6 +252,11 @@ impl OpenedDisk {
         for (state, store) in self.replicas {
             let refusal = refused.get(&state.partition).map(ToString::to_string);
             disk.take_replica(node, state, store, refusal, &known);
+        }
+        for (partition, extent, block) in disk.lost_note.read() {
+            if let Some(partition) = disk.partitions.get_mut(&partition) {
+                partition.lost.tell(extent, block);
+            }
         }
         for group in known {
             if disk.damaged.contains(&group) {

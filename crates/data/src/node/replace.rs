@@ -10,7 +10,7 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 use crate::store::{Checksums, ExtentStore, StoreError};
 
 use super::disk::Disk;
-use super::fetch::{Chunk, Doubt, tell_lost};
+use super::fetch::{Chunk, Doubt};
 use super::fill::{Filling, held_bytes};
 use super::metrics::Metrics;
 use super::partition::Partition;
@@ -268,13 +268,20 @@ impl Disk {
             let is_done = repaired.is_ok();
             let note = move |disk: &mut Disk| {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
-                if !is_lost {
+                let mut is_found_lost = false;
+                if is_done {
                     partition.lost.remove(extent, block);
-                } else if partition.lost.add(extent, block, clock::now_ms()) {
-                    tell_lost(id, extent, (block.saturating_mul(BLOCK_BYTES), BLOCK_BYTES));
+                } else if !is_lost {
+                    partition.lost.doubt(extent, block);
+                } else {
+                    is_found_lost = partition.lost.add(extent, block, clock::now_ms());
                 }
                 if is_done || partition.lost.contains(extent, block) {
                     partition.left.remove(&(extent, block));
+                }
+                if is_found_lost {
+                    let bytes = (block.saturating_mul(BLOCK_BYTES), BLOCK_BYTES);
+                    disk.tell_lost(id, extent, bytes);
                 }
             };
             filling.shared.ask_disk(filling.disk, note).await;
