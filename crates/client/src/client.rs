@@ -111,6 +111,12 @@ impl Client {
         self.inner.pages.forget(inode);
     }
 
+    /// Has `tell` called with each inode whose pages in the kernel have become wrong: bytes in them were
+    /// given up. It must not block. Only the first one counts.
+    pub fn on_stale_pages(&self, tell: impl Fn(InodeId) + Send + Sync + 'static) {
+        self.inner.pages.on_stale(Box::new(tell));
+    }
+
     /// What a name names.
     ///
     /// # Errors

@@ -194,11 +194,6 @@ impl Inner {
         self.pages.advance(inode, before, version);
     }
 
-    /// Bytes that were given up are in the kernel's pages: the next open drops them.
-    pub(crate) fn forget_pages(&self, inode: InodeId) {
-        self.pages.forget(inode);
-    }
-
     /// Drops a handle; the last one sends, publishes and lets go in the background.
     pub(crate) fn release(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.remove_handle(handle)?;

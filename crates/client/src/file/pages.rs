@@ -5,7 +5,7 @@
 //! before may be there, so nobody else keeps any either: that they are gone is known from the next read or
 //! release of one of the handles that were answered so, which come after it.
 
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 use milpa_types::InodeId;
 
@@ -16,7 +16,11 @@ use crate::handle::HandleId;
 /// What the kernel's pages are of, by inode.
 pub(crate) struct Pages {
     known: Mutex<Bounded<InodeId, Known>>,
+    on_stale: OnceLock<OnStale>,
 }
+
+/// Whom to tell that the kernel is to forget the pages of an inode.
+type OnStale = Box<dyn Fn(InodeId) + Send + Sync>;
 
 #[derive(Clone, Copy)]
 struct Known {
@@ -31,7 +35,7 @@ pub(crate) struct Drop(HandleId);
 
 impl Pages {
     pub(crate) fn new(entries: usize) -> Pages {
-        Pages { known: Mutex::new(Bounded::new(entries)) }
+        Pages { known: Mutex::new(Bounded::new(entries)), on_stale: OnceLock::new() }
     }
 
     /// An open found this version. `None` if the pages are of it, and may be kept.
@@ -61,6 +65,19 @@ impl Pages {
         let mut pages = lock(&self.known);
         if let Some(known) = pages.get(&inode).filter(|known| known.version == before) {
             pages.insert(inode, Known { version, ..known });
+        }
+    }
+
+    pub(crate) fn on_stale(&self, tell: OnStale) {
+        // The first one stays.
+        let _ = self.on_stale.set(tell);
+    }
+
+    /// Bytes in the pages were given up: who has the file open is not to read them any more.
+    pub(crate) fn are_stale(&self, inode: InodeId) {
+        self.forget(inode);
+        if let Some(tell) = self.on_stale.get() {
+            tell(inode);
         }
     }
 

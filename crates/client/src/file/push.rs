@@ -307,7 +307,7 @@ impl Inner {
             shared.content.push_failed()
         } else {
             shared.lost(error);
-            self.forget_pages(file.inode);
+            self.pages.are_stale(file.inode);
             shared.content.discard_unsent()
         };
         drop(shared);
@@ -323,7 +323,7 @@ impl Inner {
             shared.content.push_failed()
         } else {
             shared.lost(error);
-            self.forget_pages(file.inode);
+            self.pages.are_stale(file.inode);
             shared.discard()
         };
         shared.settle_age();
@@ -337,7 +337,7 @@ impl Inner {
         let released = shared.discard();
         shared.settle_age();
         drop(shared);
-        self.forget_pages(file.inode);
+        self.pages.are_stale(file.inode);
         self.budget.give(released);
         released
     }

@@ -1,5 +1,7 @@
 //! Bytes that are damaged, lost or gone: who says so, who is told, and what is written over them.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use milpa_client::{FsError, OpenFlags};
@@ -26,6 +28,11 @@ async fn a_reader_is_told_once_that_acknowledged_bytes_are_lost() {
         Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
         _ => None,
     });
+    let stale = Arc::new(Mutex::new(BTreeSet::new()));
+    let told_of = Arc::clone(&stale);
+    client.on_stale_pages(move |inode| {
+        told_of.lock().unwrap().insert(inode);
+    });
     client.write(writer, 50_000, pattern(2, 10_000), false).await.unwrap();
     let whole = client.read(writer, 0, 100_000).await.unwrap().concat();
     assert_eq!(whole.len(), 60_000);
@@ -34,6 +41,7 @@ async fn a_reader_is_told_once_that_acknowledged_bytes_are_lost() {
     assert!(client.fsync(told, false).await.is_err());
     let later = client.open(inode, OpenFlags::read_only()).await.unwrap();
     assert!(!later.keep_cache, "the kernel's pages have what was lost");
+    assert_eq!(*stale.lock().unwrap(), [inode].into(), "who has it open reads them no more");
     let later = later.handle;
     for handle in [writer, reader] {
         let error = client.read(handle, 0, 100_000).await.unwrap_err();

@@ -16,6 +16,7 @@
 
 mod answer;
 mod convert;
+mod create;
 mod directory;
 mod interrupt;
 mod location;
@@ -28,7 +29,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use milpa_client::{Client, Creation, FsError, HandleId, OpenFile, OpenFlags};
-use milpa_types::{Attributes, FileKind, InodeId, MetaError};
+use milpa_types::{Attributes, FileKind, InodeId};
 use tokio::runtime::Handle;
 
 use crate::flags::open as open_bits;
@@ -40,6 +41,7 @@ use crate::{
 };
 use answer::{Answer, serve};
 use convert::{attr, entry, name, statfs};
+use create::create_or_open;
 use directory::{Directories, Wanted};
 use stale::Stale;
 
@@ -136,6 +138,8 @@ impl Filesystem for Adapter {
 
     fn ready(&self, _negotiated: &Negotiated, notifier: Notifier) {
         self.stale.begin(notifier);
+        let stale = Arc::clone(&self.stale);
+        self.client.on_stale_pages(move |inode| stale.pages(inode.0, 0));
     }
 
     fn lookup(&self, request: &Request, text: &OsStr, reply: ReplyEntry) {
@@ -251,20 +255,13 @@ impl Filesystem for Adapter {
 
     fn create(&self, request: &Request, create: &Create<'_>, reply: ReplyCreate) {
         let name = name_or_answer!(create.name, reply);
-        let flags = OpenFlags::from_bits(create.flags as i32);
+        let flags = OpenFlags {
+            clear_set_id: create.kill_suidgid,
+            ..OpenFlags::from_bits(create.flags as i32)
+        };
         let (client, parent) = (self.client.clone(), inode(request));
         let creation = creation(request, create.mode);
-        let work = async move {
-            let new = OpenFlags { exclusive: true, ..flags };
-            match client.create(parent, &name, creation, new).await {
-                // Somebody else has made it since the kernel looked, which has asked for the directory's
-                // permission only. So it looks again (ESTALE: once), and opens what it finds.
-                Err(FsError::Meta(MetaError::Exists)) if !flags.exclusive => {
-                    Err(FsError::Stale("it has been made by somebody else"))
-                }
-                made => made,
-            }
-        };
+        let work = async move { create_or_open(&client, parent, &name, creation, flags).await };
         let (client, timeouts) = (self.client.clone(), self.client.timeouts());
         self.answer(request, reply, work, move |reply, file| {
             let entry = entry(&file.attributes, timeouts);
