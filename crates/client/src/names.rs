@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::core::lock;
 use crate::error::FsError;
-use crate::file::open::Found;
+use crate::file::open::{Found, UnderWay};
 use crate::flights::detach;
 use crate::handle::{Creation, OpenFile, OpenFlags};
 use crate::inner::Inner;
@@ -256,7 +256,8 @@ impl Inner {
     ) -> Result<(), FsError> {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
-            let held = inner.hold_target(parent, &name).await?;
+            let under_way = inner.begin_removal(parent, &name).await?;
+            let held = under_way.is_some();
             let write = MetaWrite::Unlink { parent, name: name.clone(), held };
             inner.send_remove(parent, name, write).await
         })
@@ -307,14 +308,17 @@ impl Inner {
         let (source_parent, source_name) = (source.0, source.1.clone());
         let (target_parent, target_name) = (target.0, target.1.clone());
         detach(&self.core.runtime, async move {
-            let held = !no_replace && inner.hold_target(target_parent, &target_name).await?;
+            let under_way = match no_replace {
+                true => None,
+                false => inner.begin_removal(target_parent, &target_name).await?,
+            };
             let write = MetaWrite::Rename {
                 source_parent,
                 source_name: source_name.clone(),
                 target_parent,
                 target_name: target_name.clone(),
                 no_replace,
-                held,
+                held: under_way.is_some(),
             };
             let renamed = inner.meta.write(target_parent, write).await;
             inner.forget_name(source_parent, source_name);
@@ -336,23 +340,26 @@ impl Inner {
     }
 
     /// Whether the file that a name names is in use here, or being opened, and is to be held. Asks a server only
-    /// if some file is and the name was not seen lately. Call before the name is removed: the last close may
-    /// come before the answer to that.
-    async fn hold_target(&self, parent: InodeId, name: &Name) -> Result<bool, FsError> {
+    /// if some file is and the name was not seen lately. Keep it until the removal is answered.
+    async fn begin_removal(
+        self: &Arc<Self>,
+        parent: InodeId,
+        name: &Name,
+    ) -> Result<Option<UnderWay>, FsError> {
         if self.files.is_empty() {
-            return Ok(false);
+            return Ok(None);
         }
         let hint = self.names.get_within(&(parent, name.clone()), HINT_AGE);
         let inode = match hint {
             Some(Some((inode, _))) => inode,
-            Some(None) => return Ok(false),
+            Some(None) => return Ok(None),
             None => match self.lookup(parent, name).await {
                 Ok(attributes) => attributes.inode,
-                Err(error) if error.is_not_found() => return Ok(false),
+                Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => return Err(error),
             },
         };
-        Ok(self.files.hold(inode))
+        Ok(UnderWay::removal(self, inode))
     }
 }
 

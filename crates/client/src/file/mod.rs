@@ -214,7 +214,7 @@ impl Handle {
     }
 }
 
-/// Opens of one file that have no handle yet.
+/// Opens of one file that have no handle yet, and removals of its name that have no answer.
 #[derive(Default)]
 struct Opening {
     count: u32,
@@ -225,7 +225,7 @@ struct Opening {
 /// All files in use and their handles.
 pub(crate) struct Files {
     states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
-    /// Opens that have no handle yet. Locked after `states`.
+    /// What is under way. Locked after `states`.
     opening: Mutex<BTreeMap<InodeId, Opening>>,
     /// Deleted files that nobody uses here any more, and that the servers keep: they have not heard of it.
     unreleased: Mutex<BTreeSet<InodeId>>,
@@ -280,20 +280,21 @@ impl Files {
     }
 
     /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Who uses it
-    /// last lets it go.
-    pub(crate) fn hold(&self, inode: InodeId) -> bool {
+    /// last lets it go, and not before the removal is over: it counts as an open.
+    fn begin_removal(&self, inode: InodeId) -> bool {
         let states = lock(&self.states);
         let mut openings = lock(&self.opening);
-        let opening = openings.get_mut(&inode);
         let file = states.get(&inode).filter(|file| file.is_open());
-        let is_used = opening.is_some() || file.is_some();
-        if let Some(opening) = opening {
-            opening.held = true;
+        if file.is_none() && !openings.contains_key(&inode) {
+            return false;
         }
         if let Some(file) = file {
             file.shared().held = true;
         }
-        is_used
+        let opening = openings.entry(inode).or_default();
+        opening.count += 1;
+        opening.held = true;
+        true
     }
 
     /// Leaves the letting go of a closed file to who is opening it.

@@ -32,20 +32,27 @@ pub(crate) enum Found {
     Fresh(Attributes, WireContent),
 }
 
-/// An open that has no handle yet: who removes the file's name meanwhile counts it as open.
-struct OpenUnderWay {
+/// An open that has no handle yet: who removes the file's name meanwhile counts it as open. Or the removal of a
+/// name of a file that is in use: it is let go after that.
+pub(crate) struct UnderWay {
     inner: Arc<Inner>,
     inode: InodeId,
 }
 
-impl OpenUnderWay {
-    fn begin(inner: &Arc<Inner>, inode: InodeId) -> OpenUnderWay {
+impl UnderWay {
+    fn open(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
         inner.files.begin_open(inode);
-        OpenUnderWay { inner: Arc::clone(inner), inode }
+        UnderWay { inner: Arc::clone(inner), inode }
+    }
+
+    /// `None` if nobody uses the file here.
+    pub(crate) fn removal(inner: &Arc<Inner>, inode: InodeId) -> Option<UnderWay> {
+        let is_used = inner.files.begin_removal(inode);
+        is_used.then(|| UnderWay { inner: Arc::clone(inner), inode })
     }
 }
 
-impl Drop for OpenUnderWay {
+impl Drop for UnderWay {
     fn drop(&mut self) {
         if self.inner.files.end_open(self.inode) {
             let (inner, inode) = (Arc::clone(&self.inner), self.inode);
@@ -62,7 +69,7 @@ impl Inner {
         inode: InodeId,
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
-        let _under_way = OpenUnderWay::begin(self, inode);
+        let _under_way = UnderWay::open(self, inode);
         let found = match flags.truncate {
             true => self.truncate_for_open(inode, flags.clear_set_id).await?,
             false => self.fetch(inode).await?,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use milpa_client::{FsError, OpenFlags};
 use milpa_types::{InodeId, MetaError, MetaSlot};
-use milpa_wire::meta::{MetaRead, MetaRequest};
+use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
 
 use crate::cluster::{Call, Cluster, Fault, OWNER, create, name, pattern, read, write};
 
@@ -184,4 +184,24 @@ async fn location_tells_partitions_and_members() {
     write(&client, "/tiny", &pattern(1, 100)).await;
     let inode = client.resolve(b"/tiny", true).await.unwrap().inode;
     assert_eq!(client.locate(inode).await.unwrap().inline_bytes, 100);
+}
+
+/// The last close came before the removal, told the servers to keep the file no longer, and then they were told to.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_closed_while_it_is_removed_is_let_go_after_that() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    cluster.once(Fault::Hangs, |call| {
+        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
+    });
+    let removing = tokio::spawn({
+        let client = client.clone();
+        async move { client.unlink(InodeId::ROOT, &name("f")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    client.release(opened.handle).await.unwrap();
+    removing.await.unwrap().unwrap();
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!cluster.lock().meta.inodes.contains_key(&opened.attributes.inode));
 }
