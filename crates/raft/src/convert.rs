@@ -197,7 +197,11 @@ pub(crate) fn to_raft(from: NodeId, to: NodeId, message: Message) -> Option<Raw>
         }
         Body::TimeoutNow => MessageType::MsgTimeoutNow,
         // These are handled by `Group`.
-        Body::Snapshot(_) | Body::SnapshotFailed | Body::LogLost { .. } => return None,
+        Body::Snapshot(_)
+        | Body::SnapshotFailed
+        | Body::LogLost { .. }
+        | Body::Rejoining { .. }
+        | Body::Barrier { .. } => return None,
     };
     raw.set_msg_type(kind);
     Some(raw)

@@ -77,6 +77,10 @@ pub(crate) enum Body {
     TimeoutNow,
     /// Follower: you count on entries that my log has lost; it ends here.
     LogLost { last: u64 },
+    /// Follower: I have forgotten what I promised. Which entry must I have before I may promise again?
+    Rejoining { nonce: u64 },
+    /// Leader: this one, which I appended when you asked.
+    Barrier { nonce: u64, index: u64 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -148,6 +152,8 @@ impl Message {
             }
             Body::SnapshotFailed | Body::TimeoutNow => [0; 4],
             Body::LogLost { last } => [*last, 0, 0, 0],
+            Body::Rejoining { .. } => [0; 4],
+            Body::Barrier { index, .. } => [*index, 0, 0, 0],
         };
         if self.term == 0 || self.term >= NUMBER_MAX {
             return bad("term out of bounds");
@@ -353,6 +359,8 @@ mod tests {
             Body::SnapshotFailed,
             Body::TimeoutNow,
             Body::LogLost { last: 7 },
+            Body::Rejoining { nonce: u64::MAX },
+            Body::Barrier { nonce: 5, index: 8 },
         ];
         let messages = bodies.into_iter().enumerate();
         let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message { term: 3, body }));

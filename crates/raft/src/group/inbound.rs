@@ -19,12 +19,14 @@ impl Group {
         let raft = &self.raw.raft;
         let is_current = message.term >= raft.term;
         match &message.body {
+            Body::Vote { .. } | Body::TimeoutNow if self.is_rejoining() => return,
             Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
                 return;
             }
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
                 self.leader_heard_ms = Some(now_ms);
                 self.tell_lost(from, &message);
+                self.tell_rejoining(from, message.term, now_ms);
             }
             Body::HeartbeatAnswer { stamp_ms, installing, .. }
                 if self.is_leader() && message.term == raft.term =>
@@ -44,6 +46,14 @@ impl Group {
                 if self.is_leader() && message.term == raft.term {
                     self.send_again(from, *last);
                 }
+                return;
+            }
+            Body::Rejoining { nonce } => {
+                self.append_barrier(from, message.term, *nonce);
+                return;
+            }
+            Body::Barrier { nonce, index } => {
+                self.set_barrier(from, message.term, *nonce, *index);
                 return;
             }
             Body::SnapshotFailed => {
@@ -66,12 +76,16 @@ impl Group {
     pub(super) fn may_vote(&self, setting: &Setting, now_ms: u64) -> bool {
         self.leader_heard_ms
             .is_none_or(|heard| now_ms >= heard.saturating_add(setting.config.election_min_ms))
+            && !self.is_rejoining()
     }
 
     /// The leader believes that we have more than we do: our log lost entries that were durable, or the leader
     /// is not one. The library takes no word for that, and would wait until the leader has trimmed its log.
     fn tell_lost(&mut self, leader: NodeId, message: &Message) {
         let Body::Heartbeat { commit, .. } = message.body else { return };
+        if self.is_rejoining() {
+            return;
+        }
         let last = self.raw.raft.raft_log.last_index();
         if commit > last {
             tracing::error!(group = self.id.0, commit, last, %leader,
@@ -96,6 +110,8 @@ impl Group {
         let raft = &self.raw.raft;
         let last = raft.raft_log.last_index();
         match raw.get_msg_type() {
+            // What it says is committed here rests on what we acknowledged, and may have forgotten.
+            MessageType::MsgHeartbeat if self.is_rejoining() => raw.commit = 0,
             MessageType::MsgHeartbeat if raw.term >= raft.term && raw.commit > last => {
                 // We cannot commit what we do not have.
                 raw.commit = last;

@@ -45,8 +45,10 @@ use crate::wal::{Record, mix};
 mod alone;
 mod inbound;
 mod outbound;
+mod rejoining;
 
 use alone::Alone;
+use rejoining::Rejoining;
 
 /// A founding member that was told to campaign asks again after each heartbeat interval, this
 /// often: the other replicas may be created a little later than its own.
@@ -134,6 +136,8 @@ pub(crate) struct Group {
     founding_ticks: usize,
     /// The library's members differ from those of the log.
     alone: Option<Alone>,
+    /// What was promised here is forgotten, and may not be forgotten by the others yet.
+    rejoining: Option<Rejoining>,
 }
 
 fn role_of(state: StateRole) -> Role {
@@ -210,6 +214,7 @@ impl Group {
             founding_attempts: 0,
             founding_ticks: 0,
             alone: None,
+            rejoining: None,
         };
         group.settle();
         Ok(group)
@@ -353,7 +358,10 @@ impl Group {
     }
 
     pub(crate) fn campaign(&mut self) -> bool {
-        let may = !self.is_leader() && self.raw.raft.promotable() && !self.has_undurable_log();
+        let may = !self.is_leader()
+            && self.raw.raft.promotable()
+            && !self.has_undurable_log()
+            && !self.is_rejoining();
         may && self.raw.campaign().is_ok_and(|()| {
             self.settle();
             true
@@ -423,6 +431,9 @@ impl Group {
     pub(crate) fn tick(&mut self) -> bool {
         if self.step_down_if_removed() {
             return true;
+        }
+        if self.is_rejoining() {
+            return self.tick_rejoining();
         }
         let raft = &self.raw.raft;
         if !self.is_leader()

@@ -45,6 +45,7 @@ impl Group {
     pub(crate) fn collect(&mut self, batch: u64, setting: &Setting, now_ms: u64) -> Collected {
         let mut out = Collected::default();
         let mut ready_messages = Vec::new();
+        self.end_rejoining();
         if self.may_deliver_held() {
             let held = std::mem::take(&mut self.held).into_iter();
             out.committed.extend(held.filter(|entry| entry.position.index > self.floor));
@@ -236,6 +237,7 @@ impl Group {
         let sending = Sending { now_ms, installing, message_bytes_max };
         for mut raw in raws {
             self.anchor(&mut raw);
+            self.promise_nothing(&mut raw);
             let to = node_of(raw.to);
             if raw.get_msg_type() == MessageType::MsgSnapshot {
                 self.offered_ms.insert(to, now_ms);

@@ -220,6 +220,42 @@ impl MultiRaft {
         true
     }
 
+    /// Takes part in a group in which this node is a voter by its id, and of which it has forgotten
+    /// everything: its disk was lost. The group is made if it is not there, and waits for a leader; it
+    /// neither votes nor is counted until it has caught up. The owner keeps a durable note of it, made
+    /// before this call, calls again at each start while the note is there, and removes it when
+    /// [`MultiRaft::is_rejoining`] says no. `nonce` is drawn at random for each call.
+    ///
+    /// Returns false if the group was refused, or the log has failed.
+    pub fn rejoin_group(&mut self, group: PartitionId, nonce: u64) -> bool {
+        if !self.groups.contains_key(&group) && !self.create_group(group, &[], &[], false) {
+            return false;
+        }
+        self.touch(group).is_some_and(|group| {
+            group.rejoin(nonce);
+            true
+        })
+    }
+
+    /// Whether the group still catches up after [`MultiRaft::rejoin_group`]. When it does no more, that is
+    /// durable.
+    #[must_use]
+    pub fn is_rejoining(&self, group: PartitionId) -> bool {
+        self.groups.get(&group).is_some_and(Group::is_rejoining)
+    }
+
+    /// Whether anybody may have promised anything in the group, as far as is known here: a term has begun
+    /// since it was founded, or it was founded by others.
+    #[must_use]
+    pub fn has_begun(&self, group: PartitionId) -> bool {
+        self.groups.get(&group).is_some_and(|group| {
+            let status = group.status();
+            status.term > FOUNDING_MARK.term
+                || group.is_rejoining()
+                || status.members.voters.is_empty()
+        })
+    }
+
     /// Takes a group out of service, here only: its state machine cannot be trusted, so it must not vote,
     /// lead or acknowledge. The log keeps what it has until the group is removed.
     pub fn refuse_group(&mut self, group: PartitionId) {

@@ -12,6 +12,7 @@ use crate::wal::{EntryKind, LogEntry};
 
 mod alone;
 mod founders;
+mod rejoining;
 mod world;
 
 use world::{World, world};

@@ -30,6 +30,8 @@ pub(super) struct Node {
     /// Snapshots being fetched: what was asked for, and when it is here.
     pub(super) fetching: Vec<(u64, InstallSnapshot, Option<Machine>)>,
     pub(super) restart_ms: u64,
+    /// Groups of which the owner has noted that everything about them was forgotten here.
+    pub(super) notes: BTreeSet<PartitionId>,
     pub(super) paused_until_ms: u64,
 }
 
@@ -68,6 +70,7 @@ pub(super) fn world(seed: u64, count: u32) -> World {
         machines: BTreeMap::new(),
         fetching: Vec::new(),
         restart_ms: 0,
+        notes: BTreeSet::new(),
         paused_until_ms: 0,
     });
     let mut world = World {
@@ -126,6 +129,11 @@ impl World {
         let starts = starts.filter(|(_, start)| start.applied > 1).collect();
         let refused = multi.recover(recovered, &starts, self.now_ms);
         assert!(refused.is_empty(), "{refused:?}");
+        for group in node.notes.clone() {
+            let nonce = self.draw(u64::MAX);
+            assert!(multi.rejoin_group(group, nonce));
+        }
+        let node = &mut self.nodes[i];
         (node.multi, node.wal) = (Some(multi), Some(wal));
     }
 
@@ -139,6 +147,14 @@ impl World {
         node.restart_ms = self.now_ms + down_ms;
         node.disk.crash_seeded(seed);
         self.trace.push(format!("{} crash {i}", self.now_ms));
+    }
+
+    /// Its disk is replaced by an empty one, and the owner notes it there.
+    pub(super) fn empty(&mut self, i: usize, down_ms: u64) {
+        self.crash(i, down_ms);
+        let node = &mut self.nodes[i];
+        node.disk = MemoryStorage::default();
+        node.notes = std::mem::take(&mut node.machines).into_keys().collect();
     }
 
     pub(super) fn multi(&mut self, i: usize) -> &mut MultiRaft {
@@ -212,6 +228,9 @@ impl World {
                 self.turn(i);
             }
             self.begin_flush(i);
+            let node = &mut self.nodes[i];
+            let multi = node.multi.as_ref();
+            node.notes.retain(|group| multi.is_some_and(|multi| multi.is_rejoining(*group)));
         }
     }
 
