@@ -180,6 +180,7 @@ fn may_be_repeated(request: &ManagerRequest) -> bool {
         | R::DrainDisk { .. }
         | R::ListTasks
         | R::GetMetaReplicas
-        | R::Leave { .. } => true,
+        | R::Leave { .. }
+        | R::IsFounded => true,
     }
 }

@@ -11,12 +11,14 @@ use crate::entropy;
 
 const IDENTITY_FILE: &str = "IDENTITY";
 const LOCK_FILE: &str = "LOCK";
+const REJOINING_FILE: &str = "REJOINING";
 
 /// An open data directory. The lock lasts until it is dropped or the process dies.
 #[derive(Debug)]
 pub struct NodeDirectory {
     path: PathBuf,
     identity: StoredIdentity,
+    is_rejoining: bool,
     _lock: Lock,
 }
 
@@ -120,7 +122,12 @@ impl NodeDirectory {
             let (path, found) = (path.to_owned(), identity.role);
             return Err(DirectoryError::OtherRole { path, found, wanted: role });
         }
-        Ok(NodeDirectory { path: path.to_owned(), identity, _lock: lock })
+        let is_rejoining = match disk::status(&path.join(REJOINING_FILE)) {
+            Ok(_) => true,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => false,
+            Err(source) => return Err(io_error("look for", &path.join(REJOINING_FILE))(source)),
+        };
+        Ok(NodeDirectory { path: path.to_owned(), identity, is_rejoining, _lock: lock })
     }
 
     /// Where it is.
@@ -153,6 +160,33 @@ impl NodeDirectory {
         }
         self.identity.node = Some(node.0);
         write(&self.path, &self.identity)
+    }
+
+    /// Whether it took the place of a directory that was lost, and does not make up for it yet.
+    #[must_use]
+    pub fn is_rejoining(&self) -> bool {
+        self.is_rejoining
+    }
+
+    /// Notes that it does, or does no more. Durable when it returns.
+    ///
+    /// # Errors
+    ///
+    /// [`DirectoryError::Io`].
+    pub fn set_rejoining(&mut self, is_rejoining: bool) -> Result<(), DirectoryError> {
+        if self.is_rejoining == is_rejoining {
+            return Ok(());
+        }
+        let file = self.path.join(REJOINING_FILE);
+        if is_rejoining {
+            let text = b"This directory was empty when the cluster was founded already. The note goes when it has caught up.\n";
+            disk::replace(&file, text).map_err(io_error("write", &file))?;
+        } else {
+            let removed = disk::remove(&file).and_then(|()| disk::sync_directory(&self.path));
+            removed.map_err(io_error("remove", &file))?;
+        }
+        self.is_rejoining = is_rejoining;
+        Ok(())
     }
 }
 
@@ -231,6 +265,22 @@ mod tests {
         drop(first);
         let again = NodeDirectory::open(&path, Role::Meta, CLUSTER).unwrap();
         assert_eq!((again.node(), again.incarnation()), (Some(NodeId(101)), incarnation));
+    }
+
+    #[test]
+    fn a_note_that_it_rejoins_lasts_until_it_is_removed() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = || NodeDirectory::open(temp.path(), Role::Manager, CLUSTER).unwrap();
+        let mut directory = open();
+        assert!(!directory.is_rejoining());
+        directory.set_rejoining(true).unwrap();
+        drop(directory);
+        let mut directory = open();
+        assert!(directory.is_rejoining());
+        directory.set_rejoining(false).unwrap();
+        assert!(!directory.is_rejoining());
+        drop(directory);
+        assert!(!open().is_rejoining());
     }
 
     #[test]

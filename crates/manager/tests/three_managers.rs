@@ -223,6 +223,61 @@ fn a_manager_that_was_away_too_long_takes_over_the_state() {
     });
 }
 
+/// The story: a manager whose disk had been replaced began as if it founded the cluster, and voted. What it
+/// had helped to commit before was lost when the one that had it was down.
+#[test]
+fn a_manager_with_an_empty_directory_catches_up_and_then_counts_again() {
+    run(async {
+        let mut cluster = with_volume(|_| {}).await;
+        let before = cluster.volume("home").await;
+        let emptied = (cluster.leader().await + 1) % 3;
+        cluster.stop(emptied).await;
+        std::fs::remove_dir_all(&cluster.configs[emptied].directory).unwrap();
+        cluster.start(emptied);
+        cluster.until_rejoined(emptied).await;
+        let leader = cluster.leader().await;
+        cluster.stop(leader).await;
+        assert_eq!(cluster.volume("home").await.volume, before.volume);
+        let created = cluster.create_volume("later").await;
+        assert!(created.is_ok(), "{created:?}");
+        cluster.start(leader);
+        cluster.stop(3 - leader - emptied).await;
+        assert_eq!(cluster.volume("home").await.volume, before.volume);
+        let created = cluster.create_volume("latest").await;
+        assert!(created.is_ok(), "{created:?}");
+    });
+}
+
+#[test]
+fn two_emptied_managers_of_three_found_nothing_and_one_restored_directory_is_enough() {
+    run(async {
+        let mut cluster = with_volume(|_| {}).await;
+        let before = cluster.volume("home").await;
+        let kept = |directory: &std::path::Path| directory.with_extension("kept");
+        for place in [0, 1] {
+            cluster.stop(place).await;
+            let directory = &cluster.configs[place].directory;
+            std::fs::rename(directory, kept(directory)).unwrap();
+        }
+        cluster.start(0);
+        cluster.start(1);
+        for place in [0, 1] {
+            cluster.until_founded(place).await;
+        }
+        let wait = Duration::from_secs(3);
+        let answer = cluster.admin.call(&ManagerRequest::ListVolumes, wait).await;
+        assert!(answer.is_err(), "{answer:?}");
+        assert!(cluster.is_rejoining(0) && cluster.is_rejoining(1));
+        cluster.stop(0).await;
+        let directory = cluster.configs[0].directory.clone();
+        std::fs::remove_dir_all(&directory).unwrap();
+        std::fs::rename(kept(&directory), &directory).unwrap();
+        cluster.start(0);
+        assert_eq!(cluster.volume("home").await.volume, before.volume);
+        cluster.until_rejoined(1).await;
+    });
+}
+
 #[test]
 fn a_client_sees_its_own_volume_and_nothing_else() {
     run(async {

@@ -119,6 +119,9 @@ pub enum ManagerRequest {
     },
     /// An operator: how many replicas should a meta partition have?
     GetMetaReplicas,
+    /// Another manager, whose directory is empty: was the group of the managers founded already? Everybody
+    /// answers for itself.
+    IsFounded,
 }
 
 /// A node that starts.
@@ -220,6 +223,8 @@ pub enum ManagerAnswer {
         /// As the managers' policy says.
         wanted: u8,
     },
+    /// IsFounded: whether this manager knows of a group in which a term has begun.
+    Founded(bool),
 }
 
 /// The reply body of every manager.

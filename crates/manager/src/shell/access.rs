@@ -15,7 +15,7 @@ pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
         R::Register(_) | R::Heartbeat(_) | R::Leave { .. } => SERVERS,
         R::GetVolume { .. } => &[Role::Client, Role::Admin, Role::Meta, Role::Data],
         R::GetVolumeById { .. } | R::GetNodes => &[Role::Meta, Role::Data, Role::Admin],
-        R::FetchSnapshot { .. } => &[Role::Manager],
+        R::FetchSnapshot { .. } | R::IsFounded => &[Role::Manager],
         R::ListVolumes
         | R::CreateVolume { .. }
         | R::SetVolume { .. }
@@ -59,6 +59,7 @@ pub fn operation(request: &ManagerRequest) -> &'static str {
         R::ListTasks => "list_tasks",
         R::Leave { .. } => "leave",
         R::GetMetaReplicas => "get_meta_replicas",
+        R::IsFounded => "is_founded",
     }
 }
 
@@ -170,6 +171,7 @@ mod tests {
             R::ListTasks,
             R::Leave { node: NodeId(101), incarnation: 1 },
             R::GetMetaReplicas,
+            R::IsFounded,
         ]
     }
 
@@ -177,7 +179,7 @@ mod tests {
     #[test]
     fn the_matrix_of_requests_and_roles() {
         let rows: [(Role, &[&str]); 5] = [
-            (Role::Manager, &["fetch_snapshot"]),
+            (Role::Manager, &["fetch_snapshot", "is_founded"]),
             (
                 Role::Meta,
                 &["register", "heartbeat", "get_volume", "get_volume_by_id", "get_nodes", "leave"],

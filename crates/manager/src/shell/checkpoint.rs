@@ -17,6 +17,7 @@ use crate::core::{SnapshotError, State};
 
 const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("manager");
+const FILE: &str = "state.redb";
 const STATE_KEY: &str = "state";
 const DESCRIPTOR_KEY: &str = "descriptor";
 /// Bytes that the file grows by in one write.
@@ -162,10 +163,25 @@ impl CheckpointStore {
     ///
     /// [`CheckpointError::Database`].
     pub fn open(directory: &Path) -> Result<CheckpointStore, CheckpointError> {
-        let path: Arc<Path> = directory.join("state.redb").into();
+        let path: Arc<Path> = directory.join(FILE).into();
         let store = CheckpointStore { database: Arc::default(), path };
         store.with(|_| Ok(()))?;
         Ok(store)
+    }
+
+    /// Removes the file from a manager's directory, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`CheckpointError::Database`].
+    pub fn discard(directory: &Path) -> Result<(), CheckpointError> {
+        let path = directory.join(FILE);
+        match disk::remove(&path).and_then(|()| disk::sync_directory(directory)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CheckpointError::Database { path, source: Box::new(redb::Error::Io(error)) })
+            }
+            _ => Ok(()),
+        }
     }
 
     fn with<T>(

@@ -7,7 +7,7 @@
 //!
 //! # In the manager's directory
 //!
-//! `IDENTITY`, `LOCK` (milpa-host), `raft/` the log, `state.redb` the state as of some log index.
+//! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log, `state.redb` the state as of some log index.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
 use milpa_host::{disk, entropy};
 use milpa_raft::{
     DriveError, FileStorage, GroupStart, LogWriter, MultiRaft, RaftConfig, RaftDriver,
-    RecoverError, Wal, WalError, WalOptions,
+    RecoverError, Recovered, RecoveredGroup, SnapshotDescriptor, Wal, WalError, WalOptions,
 };
 use milpa_types::{ClusterId, ManagerError, NodeId, Role, VolumeId};
 use milpa_wire::manager::{ManagerReply, ManagerRequest};
@@ -39,6 +39,7 @@ use tracing::{info, warn};
 mod access;
 pub(crate) mod checkpoint;
 mod event;
+mod founding;
 pub(crate) mod http;
 mod leader;
 mod metrics;
@@ -53,6 +54,7 @@ use crate::config::{ConfigError, ManagerConfig};
 use crate::core::State;
 use checkpoint::CheckpointStore;
 use event::{Event, INBOX_MAX, Inbox, Responder};
+use founding::{Beginning, Notebook};
 use metrics::metrics;
 use replica::{Checkpoints, GROUP, Names, Replica, Start};
 
@@ -154,9 +156,9 @@ pub enum RunError {
 /// Runs one manager until `shutdown` completes. Call it on a `current_thread` runtime; it makes
 /// its own `LocalSet`. All managers of a cluster are given the same cluster id and secret.
 ///
-/// On the first start in an empty directory the managers named in `config.peers` found the group
-/// together, and the first of them stands for election at once; later starts go on from the
-/// directory.
+/// On the first start the managers named in `config.peers` found the group together, and the first of
+/// them stands for election at once; later starts go on from the directory. One whose directory is empty
+/// though the group was founded catches up before it votes.
 ///
 /// # Errors
 ///
@@ -188,26 +190,36 @@ async fn run_local(
     let identity = Identity::new(Some(cluster), Role::Manager, Credential::Cluster(secret.clone()));
     let identity = Arc::new(identity);
     identity.set_node(own);
-    let (inbox, events) = mpsc::channel(INBOX_MAX);
+    let (inbox, mut events) = mpsc::channel(INBOX_MAX);
     let names = Names::default();
-    let (state, driver, checkpoints) = open(&config, cluster, own, &directory)?;
-    info!(manager = %own, listen = %config.listen, applied = state.applied(), "manager starts");
-    let replica = Replica::new(Start {
-        own,
-        config: Rc::clone(&config),
-        pool: Pool::new(Arc::clone(&identity)),
-        secret: secret.clone(),
-        inbox: inbox.clone(),
-        state,
-        names: Rc::clone(&names),
-        checkpoints,
-    });
-    let front = Front { inbox: inbox.clone(), names, managers: config.managers() };
-    let web = http::routes(inbox, &secret, http::leader_urls(&config));
+    let front =
+        Front { inbox: inbox.clone(), names: Rc::clone(&names), managers: config.managers() };
+    let web = http::routes(inbox.clone(), &secret, http::leader_urls(&config));
+    let pool = Pool::new(Arc::clone(&identity));
     let serving = rpc::serve(listener, identity, Rc::new(front));
+    let working = async {
+        let opened = Opened::open(&config, &directory)?;
+        if opened.is_new() && !directory.is_rejoining() {
+            let begins = founding::ask(own, &config.managers(), &pool, &mut events).await;
+            directory.set_rejoining(begins == Beginning::Rejoin)?;
+        }
+        let (state, driver, checkpoints) = begin(opened, &config, cluster, own, &directory)?;
+        info!(manager = %own, listen = %config.listen, applied = state.applied(), "manager starts");
+        let replica = Replica::new(Start {
+            own,
+            config: Rc::clone(&config),
+            pool,
+            secret: secret.clone(),
+            inbox,
+            state,
+            names,
+            checkpoints,
+        });
+        drive(driver, replica, events, Notebook::new(directory)).await
+    };
     tokio::select! {
         biased;
-        ended = drive(driver, replica, events) => ended,
+        ended = working => ended,
         ended = serving => ended.map_err(RunError::Accept),
         ended = async { axum::serve(http_listener, web).await } => ended.map_err(RunError::Accept),
         () = shutdown => {
@@ -231,46 +243,75 @@ async fn listen(address: SocketAddr) -> Result<Listener, RunError> {
     net::bind(address).await.map_err(|source| RunError::Listen { address, source })
 }
 
-/// Opens log and state, and joins or founds the group.
-fn open(
+/// What the directory holds.
+struct Opened {
+    wal: Wal,
+    recovered: Recovered,
+    store: CheckpointStore,
+    loaded: Option<(State, SnapshotDescriptor)>,
+}
+
+impl Opened {
+    fn open(config: &ManagerConfig, directory: &NodeDirectory) -> Result<Opened, RunError> {
+        let log_directory = config.directory.join("raft");
+        disk::create_directory(&log_directory).map_err(WalError::Io)?;
+        let seed = entropy::u64().map_err(RunError::Entropy)?;
+        let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
+        (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
+        let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
+        let held = recovered.groups.iter().find(|group| group.group == GROUP);
+        if held.is_none() && directory.is_rejoining() {
+            // It may have been fetched before the log was durable. All of it comes again.
+            CheckpointStore::discard(directory.path())?;
+        }
+        let store = CheckpointStore::open(directory.path())?;
+        let loaded = store.load()?;
+        match (&loaded, held) {
+            (Some(_), None) => return Err(RunError::LogMissing),
+            // A founded group starts after entry 1; a log that starts later was cut at a checkpoint.
+            (None, Some(group)) if group.mark.index > 1 => return Err(RunError::StateMissing),
+            _ => {}
+        }
+        Ok(Opened { wal, recovered, store, loaded })
+    }
+
+    fn held(&self) -> Option<&RecoveredGroup> {
+        self.recovered.groups.iter().find(|group| group.group == GROUP)
+    }
+
+    fn is_new(&self) -> bool {
+        self.held().is_none()
+    }
+}
+
+/// Goes on with the group, founds it, or takes part in it again.
+fn begin(
+    opened: Opened,
     config: &ManagerConfig,
     cluster: ClusterId,
     own: NodeId,
     directory: &NodeDirectory,
 ) -> Result<(State, RaftDriver, Checkpoints), RunError> {
-    let store = CheckpointStore::open(directory.path())?;
-    let loaded = store.load()?;
-    let log_directory = directory.path().join("raft");
-    disk::create_directory(&log_directory).map_err(WalError::Io)?;
-    let seed = entropy::u64().map_err(RunError::Entropy)?;
-    let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
-    (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
-    let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
-
-    let held = recovered.groups.iter().find(|group| group.group == GROUP);
-    let is_new = held.is_none();
-    match (&loaded, held) {
-        (Some(_), None) => return Err(RunError::LogMissing),
-        // A founded group starts after entry 1; a log that starts later was cut at a checkpoint.
-        (None, Some(group)) if group.mark.index > 1 => return Err(RunError::StateMissing),
-        _ => {}
-    }
-    let seed = entropy::u64().map_err(RunError::Entropy)?;
-    let mut multi = MultiRaft::new(own, RaftConfig::default(), seed)?;
-    let start = match &loaded {
+    let is_new = opened.is_new();
+    let start = match &opened.loaded {
         Some((state, descriptor)) => {
             Some(GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
         }
         // Before the first checkpoint: an empty state stands for all that was before the log.
-        None => held.map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
+        None => opened.held().map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
     };
+    let Opened { wal, recovered, store, loaded } = opened;
+    let seed = entropy::u64().map_err(RunError::Entropy)?;
+    let mut multi = MultiRaft::new(own, RaftConfig::default(), seed)?;
     let start = start.map(|start| (GROUP, start));
     let refused = multi.recover(recovered, &start.into_iter().collect(), now_ms());
     if let Some((_, reason)) = refused.into_iter().next() {
         return Err(RunError::Recover(reason));
     }
     let voters: Vec<NodeId> = config.managers().iter().map(|(id, _)| *id).collect();
-    if is_new {
+    if directory.is_rejoining() {
+        multi.rejoin_group(GROUP, entropy::u64().map_err(RunError::Entropy)?);
+    } else if is_new {
         // The first campaigns at once, so that a new cluster does not wait for a timeout.
         multi.create_group(GROUP, &voters, &[], voters.first() == Some(&own));
     }
@@ -295,6 +336,7 @@ async fn drive(
     mut driver: RaftDriver,
     mut replica: Replica,
     mut events: mpsc::Receiver<Event>,
+    mut notebook: Notebook,
 ) -> Result<(), RunError> {
     if let Some((descriptor, _)) = replica.checkpoints.kept.last() {
         driver.multi.set_snapshot(GROUP, descriptor.clone());
@@ -323,6 +365,7 @@ async fn drive(
                 break;
             }
         }
+        notebook.keep(&driver.multi)?;
     }
 }
 

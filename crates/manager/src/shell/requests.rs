@@ -34,6 +34,9 @@ impl Replica {
         if let ManagerRequest::FetchSnapshot { index, offset } = request {
             return self.serve_snapshot(index, offset, responder);
         }
+        if matches!(request, ManagerRequest::IsFounded) {
+            return responder.send(Ok(ManagerAnswer::Founded(multi.has_begun(GROUP))));
+        }
         if self.leadership.is_none() {
             // Elected but not yet sure of everything committed before: soon.
             let is_elected = self.leader == Some(self.own);
@@ -138,7 +141,8 @@ impl Replica {
             | R::DrainDisk { .. }
             | R::RemoveNode { .. }
             | R::Leave { .. }
-            | R::FetchSnapshot { .. } => Err(ManagerError::Busy),
+            | R::FetchSnapshot { .. }
+            | R::IsFounded => Err(ManagerError::Busy),
         }
     }
 

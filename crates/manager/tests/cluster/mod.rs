@@ -121,6 +121,38 @@ impl Cluster {
         called.map_or(Err(ManagerError::Busy), |(reply, _)| reply)
     }
 
+    /// Whether a manager still makes up for a directory that was emptied.
+    pub fn is_rejoining(&self, place: usize) -> bool {
+        self.configs[place].directory.join("REJOINING").exists()
+    }
+
+    /// Waits until a manager knows that the cluster was founded.
+    pub async fn until_founded(&self, place: usize) {
+        let pool = pool(Role::Manager, &self.secret);
+        let (to, wait) = (self.configs[place].listen, Duration::from_secs(1));
+        let started = Instant::now();
+        loop {
+            let request = ManagerRequest::IsFounded;
+            let called =
+                pool.call::<_, ManagerReply>(to, Role::Manager, &request, Bytes::new(), wait).await;
+            if matches!(called, Ok((Ok(ManagerAnswer::Founded(true)), _))) {
+                return;
+            }
+            assert!(started.elapsed() < PATIENCE, "{called:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until a manager whose directory was emptied has caught up.
+    pub async fn until_rejoined(&self, place: usize) {
+        self.until_founded(place).await;
+        let started = Instant::now();
+        while self.is_rejoining(place) {
+            assert!(started.elapsed() < PATIENCE, "it does not catch up");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     pub async fn create_volume(&self, name: &str) -> Result<ManagerAnswer, String> {
         let options = VolumeOptions::default();
         let name = name.to_owned();

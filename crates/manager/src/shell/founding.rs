@@ -1,0 +1,199 @@
+//! Whether a manager without a log founds the group or takes part again in one that it has forgotten.
+//!
+//! An empty directory looks the same on the first start of a cluster and after a disk was replaced. What
+//! was promised from it before must not be forgotten (`milpa_raft`'s `rejoin_group`), so the others are
+//! asked. To found, a majority has to be known to have nothing, this manager among it; one that knows
+//! better decides. "Founded" is said of a group in which a term has begun: before, nobody has promised
+//! anything, and those who found at the same time must not take each other for older.
+//!
+//! That it takes part again is noted in the directory before anything of the group is, and for as long as
+//! it lasts.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use milpa_host::clock::Instant;
+use milpa_host::node_directory::{DirectoryError, NodeDirectory};
+use milpa_host::rpc::Pool;
+use milpa_raft::MultiRaft;
+use milpa_types::{ManagerError, NodeId, Role};
+use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
+use tokio::sync::mpsc;
+use tracing::{info, warn};
+
+use super::access;
+use super::event::Event;
+use super::replica::GROUP;
+
+/// Between two rounds of questions. Managers that are started together find each other within two.
+const ROUND_PAUSE: Duration = Duration::from_millis(50);
+/// One answer may take this long.
+const ANSWER_WAIT: Duration = Duration::from_millis(500);
+/// Managers that are started together are not complained about.
+const SAY_AFTER: Duration = Duration::from_secs(2);
+/// Catching up takes a second or two with a state of usual size.
+const SLOW_AFTER: Duration = Duration::from_secs(30);
+
+/// How a manager without a log begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// Nothing was ever promised by anybody.
+    Found,
+    /// It may have promised what it does not know of.
+    Rejoin,
+}
+
+/// What another manager said, or why it said nothing.
+type Said = (NodeId, Result<bool, String>);
+
+/// Asks the others until it is known. Meanwhile whoever asks here is told that there is nothing.
+pub(super) async fn ask(
+    own: NodeId,
+    managers: &[(NodeId, SocketAddr)],
+    pool: &Pool,
+    events: &mut mpsc::Receiver<Event>,
+) -> Beginning {
+    let others: Vec<_> = managers.iter().filter(|(id, _)| *id != own).copied().collect();
+    let asking = ask_others(&others, pool);
+    tokio::pin!(asking);
+    loop {
+        tokio::select! {
+            biased;
+            beginning = &mut asking => return beginning,
+            Some(event) = events.recv() => answer(event),
+        }
+    }
+}
+
+async fn ask_others(others: &[(NodeId, SocketAddr)], pool: &Pool) -> Beginning {
+    let started = Instant::now();
+    let mut complained_of = Vec::new();
+    loop {
+        let said = round(others, pool).await;
+        if let Some(beginning) = judge(&said) {
+            return beginning;
+        }
+        let silent: Vec<_> =
+            said.iter().filter_map(|(id, said)| Some((*id, said.as_ref().err()?))).collect();
+        let who: Vec<NodeId> = silent.iter().map(|(id, _)| *id).collect();
+        if started.elapsed() >= SAY_AFTER && who != complained_of {
+            warn!(waits_for = ?silent, "this manager's directory is empty: it founds the cluster when a majority \
+                of the managers says that they have nothing either, or takes part in the one that there is");
+            complained_of = who;
+        }
+        tokio::time::sleep(ROUND_PAUSE).await;
+    }
+}
+
+/// Asks all at once, and waits for all: one that knows better must be heard.
+async fn round(others: &[(NodeId, SocketAddr)], pool: &Pool) -> Vec<Said> {
+    let asked: Vec<_> = others
+        .iter()
+        .map(|(id, address)| (*id, tokio::task::spawn_local(ask_one(pool.clone(), *address))))
+        .collect();
+    let mut said = Vec::new();
+    for (id, answer) in asked {
+        said.push((id, answer.await.unwrap_or_else(|error| Err(error.to_string()))));
+    }
+    said
+}
+
+async fn ask_one(pool: Pool, address: SocketAddr) -> Result<bool, String> {
+    let request = ManagerRequest::IsFounded;
+    let called = pool.call(address, Role::Manager, &request, Bytes::new(), ANSWER_WAIT).await;
+    let (reply, _): (ManagerReply, Bytes) = called.map_err(|error| error.to_string())?;
+    match reply {
+        Ok(ManagerAnswer::Founded(is_founded)) => Ok(is_founded),
+        Ok(_) => Err("the answer is to another question".to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What follows from what the others said; `None` if too few said anything.
+fn judge(said: &[Said]) -> Option<Beginning> {
+    if said.iter().any(|(_, said)| *said == Ok(true)) {
+        return Some(Beginning::Rejoin);
+    }
+    let have_nothing = 1 + said.iter().filter(|(_, said)| said.is_ok()).count();
+    let managers = 1 + said.len();
+    (have_nothing > managers / 2).then_some(Beginning::Found)
+}
+
+fn answer(event: Event) {
+    // A frame is for a group that is not there yet: dropped, as if the process were.
+    let Event::Request { caller, request, responder } = event else { return };
+    let reply = access::check(caller, &request).and(match *request {
+        ManagerRequest::IsFounded => Ok(ManagerAnswer::Founded(false)),
+        _ => Err(ManagerError::NotLeader { leader: None }),
+    });
+    responder.send(reply);
+}
+
+/// The directory of a running manager, and the note in it.
+pub(super) struct Notebook {
+    directory: NodeDirectory,
+    /// When to say that it still catches up.
+    say_at: Instant,
+}
+
+impl Notebook {
+    pub(super) fn new(directory: NodeDirectory) -> Notebook {
+        if directory.is_rejoining() {
+            info!(
+                "this manager's directory is empty: it takes part again when it has caught up with a leader"
+            );
+        }
+        Notebook { directory, say_at: Instant::now() + SLOW_AFTER }
+    }
+
+    /// Removes the note when there is no more reason for it.
+    pub(super) fn keep(&mut self, multi: &MultiRaft) -> Result<(), DirectoryError> {
+        if !self.directory.is_rejoining() {
+            return Ok(());
+        }
+        if !multi.is_rejoining(GROUP) {
+            info!("this manager has caught up and takes part again");
+            return self.directory.set_rejoining(false);
+        }
+        if Instant::now() >= self.say_at {
+            self.say_at = Instant::now() + SLOW_AFTER;
+            let leader = multi.status(GROUP).and_then(|status| status.leader);
+            warn!(
+                ?leader,
+                "this manager's directory was empty, and it has not caught up yet: it needs a leader \
+                and a majority without itself; if several directories were lost, restore one of them \
+                (docs/operations.md, \"Managers die\")"
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(said: &[Option<bool>], expected: Option<Beginning>) {
+        let said: Vec<Said> = (1..)
+            .map(NodeId)
+            .zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned())))
+            .collect();
+        assert_eq!(judge(&said), expected, "{said:?}");
+    }
+
+    #[test]
+    fn one_who_knows_better_decides_and_else_a_majority_that_has_nothing() {
+        let (found, rejoin) = (Some(Beginning::Found), Some(Beginning::Rejoin));
+        check(&[], found);
+        check(&[Some(false), Some(false)], found);
+        check(&[Some(false), None], found);
+        check(&[None, None], None);
+        check(&[Some(false), Some(true)], rejoin);
+        check(&[None, Some(true)], rejoin);
+        check(&[Some(false), None, None, None], None);
+        check(&[Some(false), Some(false), None, None], found);
+        check(&[Some(false), Some(false), Some(false), Some(true)], rejoin);
+    }
+}
