@@ -7,7 +7,8 @@
 //!
 //! # In the manager's directory
 //!
-//! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log, `state.redb` the state as of some log index.
+//! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log,
+//! `state.redb` the state as of some log index.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -259,7 +260,7 @@ impl Opened {
         let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
         (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
         let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
-        let held = recovered.groups.iter().find(|group| group.group == GROUP);
+        let held = held(&recovered);
         if held.is_none() && directory.is_rejoining() {
             // It may have been fetched before the log was durable. All of it comes again.
             CheckpointStore::discard(directory.path())?;
@@ -275,13 +276,14 @@ impl Opened {
         Ok(Opened { wal, recovered, store, loaded })
     }
 
-    fn held(&self) -> Option<&RecoveredGroup> {
-        self.recovered.groups.iter().find(|group| group.group == GROUP)
-    }
-
     fn is_new(&self) -> bool {
-        self.held().is_none()
+        held(&self.recovered).is_none()
     }
+}
+
+/// The managers' group, as the log had it.
+fn held(recovered: &Recovered) -> Option<&RecoveredGroup> {
+    recovered.groups.iter().find(|group| group.group == GROUP)
 }
 
 /// Goes on with the group, founds it, or takes part in it again.
@@ -298,7 +300,8 @@ fn begin(
             Some(GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
         }
         // Before the first checkpoint: an empty state stands for all that was before the log.
-        None => opened.held().map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
+        None => held(&opened.recovered)
+            .map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
     };
     let Opened { wal, recovered, store, loaded } = opened;
     let seed = entropy::u64().map_err(RunError::Entropy)?;
