@@ -2,8 +2,8 @@
 //!
 //! An empty directory looks the same on the first start of a cluster and after a disk was replaced. What
 //! was promised from it before must not be forgotten (`milpa_raft`'s `rejoin_group`), so the others are
-//! asked. To found, a majority has to be known to have nothing, this manager among it; one that knows
-//! better decides. "Founded" is said of a group in which a term has begun: before, nobody has promised
+//! asked. To found, all have to be known to have nothing: of three, two that lost their disks while the
+//! third is down would else found another cluster over it. "Founded" is said of a group in which a term has begun: before, nobody has promised
 //! anything, and those who found at the same time must not take each other for older.
 //!
 //! That it takes part again is noted in the directory before anything of the group is, and for as long as
@@ -78,8 +78,8 @@ async fn ask_others(others: &[(NodeId, SocketAddr)], pool: &Pool) -> Beginning {
             said.iter().filter_map(|(id, said)| Some((*id, said.as_ref().err()?))).collect();
         let who: Vec<NodeId> = silent.iter().map(|(id, _)| *id).collect();
         if started.elapsed() >= SAY_AFTER && who != complained_of {
-            warn!(waits_for = ?silent, "this manager's directory is empty: it founds the cluster when a majority \
-                of the managers says that they have nothing either, or takes part in the one that there is");
+            warn!(waits_for = ?silent, "this manager's directory is empty: it founds the cluster when all \
+                managers say that they have nothing either, or takes part in the one that there is");
             complained_of = who;
         }
         tokio::time::sleep(ROUND_PAUSE).await;
@@ -110,14 +110,12 @@ async fn ask_one(pool: Pool, address: SocketAddr) -> Result<bool, String> {
     }
 }
 
-/// What follows from what the others said; `None` if too few said anything.
+/// What follows from what the others said; `None` if somebody who may know better said nothing.
 fn judge(said: &[Said]) -> Option<Beginning> {
     if said.iter().any(|(_, said)| *said == Ok(true)) {
         return Some(Beginning::Rejoin);
     }
-    let have_nothing = 1 + said.iter().filter(|(_, said)| said.is_ok()).count();
-    let managers = 1 + said.len();
-    (have_nothing > managers / 2).then_some(Beginning::Found)
+    said.iter().all(|(_, said)| said.is_ok()).then_some(Beginning::Found)
 }
 
 fn answer(event: Event) {
@@ -184,16 +182,15 @@ mod tests {
     }
 
     #[test]
-    fn one_who_knows_better_decides_and_else_a_majority_that_has_nothing() {
+    fn one_who_knows_better_decides_and_else_all_must_have_nothing() {
         let (found, rejoin) = (Some(Beginning::Found), Some(Beginning::Rejoin));
         check(&[], found);
         check(&[Some(false), Some(false)], found);
-        check(&[Some(false), None], found);
+        check(&[Some(false), None], None);
         check(&[None, None], None);
         check(&[Some(false), Some(true)], rejoin);
         check(&[None, Some(true)], rejoin);
-        check(&[Some(false), None, None, None], None);
-        check(&[Some(false), Some(false), None, None], found);
+        check(&[Some(false), Some(false), Some(false), None], None);
         check(&[Some(false), Some(false), Some(false), Some(true)], rejoin);
     }
 }
