@@ -12,7 +12,7 @@
 //! # Coherence
 //!
 //! The kernel invalidates nothing by itself (explicit invalidation): each open asks the servers, and keeps
-//! the cached pages and attributes only if the content version is the one they are of ([`stale`]).
+//! the cached pages and attributes only if the content version is the one they are of.
 
 mod answer;
 mod convert;
