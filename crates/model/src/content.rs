@@ -144,7 +144,8 @@ impl Content {
         confirmed
     }
 
-    /// Power was cut at a data server, named by a number below 64.
+    /// A data server, named by a number below 64, may have lost what was not synced: its power was cut, or its
+    /// disk harmed.
     pub fn power_cut(&mut self, server: u32) {
         for write in self.writes.iter_mut().filter(|write| !write.is_synced) {
             write.cut_at |= 1 << (server % 64);

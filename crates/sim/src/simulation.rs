@@ -217,7 +217,7 @@ impl Simulation {
         }
     }
 
-    /// By a power cut, or with a disk that failed.
+    /// By a power cut, with a disk that failed, or where a bit rotted.
     fn unsynced_were_lost(&mut self, place: usize) {
         if let Some(placed) = self.machines.get(place)
             && placed.part == Part::Data
@@ -519,6 +519,7 @@ impl Simulation {
 
     fn rot(&mut self, place: usize, names: &[&str]) {
         self.harmed.insert(place);
+        self.unsynced_were_lost(place);
         let Some(placed) = self.machines.get(place) else { return };
         let hit = placed.machine.disk().rot(|path| is_below(path, names));
         trace::note(&format!("a bit flips: {hit:?}"));
