@@ -167,7 +167,7 @@ impl Disk {
         match self.partition(id) {
             Ok(partition) => {
                 let store = Arc::clone(&partition.store);
-                self.workers.slow(
+                self.workers.free(
                     move || {
                         let mut damaged = Vec::new();
                         then(store.free(&ranges, &mut damaged).map_err(DataError::from));

@@ -1,8 +1,9 @@
 //! The threads of one disk.
 //!
-//! Three queues: jobs of one extent that must stay in order go to one thread, chosen by the
-//! extent; reads go to whichever thread is free; what may take long (flushes, frees, digests) has
-//! threads of its own, so that nothing waits behind it. A job returns what is to be done next on
+//! Four queues: jobs of one extent that must stay in order go to one thread, chosen by the
+//! extent; reads go to whichever thread is free; what may take long (flushes, digests) has
+//! threads of its own, so that nothing waits behind it; and frees, which come by the thousand and
+//! for which nobody waits, have one, so that no flush waits behind them. A job returns what is to be done next on
 //! the node's thread.
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub(crate) struct Workers {
     ordered: Vec<Threads>,
     reads: Threads,
     slow: Threads,
+    frees: Threads,
     depth: Arc<AtomicUsize>,
     depth_max: usize,
     events: UnboundedSender<DiskEvent>,
@@ -42,8 +44,9 @@ impl Workers {
         let ordered = (0..threads).map(one).collect::<std::io::Result<_>>()?;
         let reads = Threads::spawn(&format!("{name}-r"), threads)?;
         let slow = Threads::spawn(&format!("{name}-s"), SLOW_THREADS)?;
+        let frees = Threads::spawn(&format!("{name}-f"), 1)?;
         let depth = Arc::new(AtomicUsize::new(0));
-        Ok(Workers { ordered, reads, slow, depth, depth_max, events })
+        Ok(Workers { ordered, reads, slow, frees, depth, depth_max, events })
     }
 
     /// Whether requests should be refused until the queues are shorter. Jobs that follow from
@@ -86,6 +89,15 @@ impl Workers {
         self.submit(&self.slow, job, then);
     }
 
+    /// A job that gives space back.
+    pub fn free<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        self.submit(&self.frees, job, then);
+    }
+
     fn submit<T: Send + 'static>(
         &self,
         queue: &Threads,
@@ -98,5 +110,30 @@ impl Workers {
             depth.fetch_sub(1, Ordering::Relaxed);
             let _ = events.send(DiskEvent::Then(Box::new(move |disk| then(disk, result))));
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn no_flush_waits_for_frees() {
+        let (events, _nobody) = tokio::sync::mpsc::unbounded_channel();
+        let workers = Workers::spawn("test", 1, 100, events).unwrap();
+        let gate = Arc::new(Mutex::new(()));
+        let shut = gate.lock().unwrap();
+        for _ in 0..2 * SLOW_THREADS {
+            let gate = Arc::clone(&gate);
+            workers.free(move || drop(gate.lock()), |_, ()| {});
+        }
+        let (sender, flushed) = mpsc::channel();
+        workers.slow(move || sender.send(()).unwrap(), |_, ()| {});
+        flushed.recv_timeout(Duration::from_secs(10)).unwrap();
+        drop(shut);
     }
 }

@@ -35,21 +35,28 @@ impl Shell {
         for node in self.replicas.values().flat_map(|replica| replica.freeing.under_way()) {
             *under_way.entry(node).or_default() += 1;
         }
-        for (partition, replica) in &mut self.replicas {
+        // Each in its turn: a data node takes a few batches at once.
+        let mut turns: Vec<PartitionId> = self.replicas.keys().copied().collect();
+        let next = turns.partition_point(|partition| *partition <= self.freed_first);
+        let before = next % turns.len().max(1);
+        turns.rotate_left(before);
+        self.freed_first = turns.first().copied().unwrap_or_default();
+        for partition in turns {
+            let Some(replica) = self.replicas.get_mut(&partition) else { continue };
             let (state, freeing) = (&replica.state, &mut replica.freeing);
             if !replica.ready || state.free_orders_above(0).next().is_none() {
                 continue;
             }
             if freeing.start_asking(now) {
                 let (ctx, volume) = (Rc::clone(&self.ctx), replica.definition.volume);
-                tokio::task::spawn_local(find_replicas(ctx, *partition, volume));
+                tokio::task::spawn_local(find_replicas(ctx, partition, volume));
             }
             if !freeing.is_current(now) {
                 continue;
             }
             let above = |after| state.free_orders_above(after);
             for batch in freeing.batches(now, above, &mut under_way) {
-                tokio::task::spawn_local(free(Rc::clone(&self.ctx), *partition, batch));
+                tokio::task::spawn_local(free(Rc::clone(&self.ctx), partition, batch));
             }
         }
     }

@@ -35,8 +35,9 @@ pub(crate) const VIEW_AGE_MS: u64 = 1_000;
 /// Progress of deletion.
 #[derive(Debug, Default)]
 pub(crate) struct Freeing {
-    /// When the replicas were learned, and whether they are being asked for.
+    /// When the replicas were learned, in which version of the view, and whether they are being asked for.
     view_ms: Option<u64>,
+    version: u64,
     is_asking: bool,
     replicas: BTreeMap<PartitionId, Vec<NodeId>>,
     nodes: BTreeMap<NodeId, Progress>,
@@ -129,8 +130,8 @@ impl Freeing {
     /// Learns where the replicas are, if anybody could tell. Orders up to `highest` have been given.
     pub(crate) fn learn(&mut self, view: Option<&VolumeView>, highest: u64, now: u64) {
         self.is_asking = false;
-        let Some(view) = view else { return };
-        self.view_ms = Some(now);
+        let Some(view) = view.filter(|view| view.version >= self.version) else { return };
+        (self.view_ms, self.version) = (Some(now), view.version);
         let mut known = std::mem::take(&mut self.replicas);
         for partition in &view.data {
             let mut replicas = partition.replicas.clone();

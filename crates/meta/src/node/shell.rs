@@ -47,6 +47,8 @@ pub(crate) struct Shell {
     pub is_full: bool,
     /// The node is about to stop: it leads as little as it can.
     pub leaving: bool,
+    /// The partition that was first to send its free orders in the last tick.
+    pub freed_first: PartitionId,
 }
 
 impl Shell {
@@ -64,6 +66,7 @@ impl Shell {
             next_read: 1,
             is_full: false,
             leaving: false,
+            freed_first: PartitionId::default(),
         }
     }
 
