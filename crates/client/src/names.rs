@@ -257,7 +257,7 @@ impl Inner {
         let (inner, name) = (Arc::clone(self), name.clone());
         detach(&self.core.runtime, async move {
             let under_way = inner.begin_removal(parent, &name).await?;
-            let held = under_way.is_some();
+            let held = under_way.as_ref().is_some_and(UnderWay::holds);
             let write = MetaWrite::Unlink { parent, name: name.clone(), held };
             inner.send_remove(parent, name, write).await
         })
@@ -318,7 +318,7 @@ impl Inner {
                 target_parent,
                 target_name: target_name.clone(),
                 no_replace,
-                held: under_way.is_some(),
+                held: under_way.as_ref().is_some_and(UnderWay::holds),
             };
             let renamed = inner.meta.write(target_parent, write).await;
             inner.forget_name(source_parent, source_name);
@@ -339,27 +339,25 @@ impl Inner {
         self.names.forget(&key);
     }
 
-    /// Whether the file that a name names is in use here, or being opened, and is to be held. Asks a server only
-    /// if some file is and the name was not seen lately. Keep it until the removal is answered.
+    /// The removal of a name, to be kept until it is answered. Asks a server what the name names only if some file
+    /// is in use and the name was not seen lately.
     async fn begin_removal(
         self: &Arc<Self>,
         parent: InodeId,
         name: &Name,
     ) -> Result<Option<UnderWay>, FsError> {
-        if self.files.is_empty() {
-            return Ok(None);
-        }
         let hint = self.names.get_within(&(parent, name.clone()), HINT_AGE);
         let inode = match hint {
             Some(Some((inode, _))) => inode,
             Some(None) => return Ok(None),
+            None if self.files.is_empty() => return Ok(None),
             None => match self.lookup(parent, name).await {
                 Ok(attributes) => attributes.inode,
                 Err(error) if error.is_not_found() => return Ok(None),
                 Err(error) => return Err(error),
             },
         };
-        Ok(UnderWay::removal(self, inode))
+        Ok(Some(UnderWay::removal(self, inode)))
     }
 }
 

@@ -22,6 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use milpa_types::{InodeId, SessionId};
 use milpa_wire::meta::Publish;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::core::lock;
@@ -220,6 +221,9 @@ struct Opening {
     count: u32,
     /// As [`Shared::held`], for who comes to have a handle, or else for the last of them to let go.
     held: bool,
+    /// Removals of a file that nobody used when they began: the servers are not to keep it, and who opens it
+    /// waits for them.
+    removals: u32,
 }
 
 /// All files in use and their handles.
@@ -227,6 +231,8 @@ pub(crate) struct Files {
     states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
     /// What is under way. Locked after `states`.
     opening: Mutex<BTreeMap<InodeId, Opening>>,
+    /// Told when a removal is over for which opens wait.
+    removed: Notify,
     /// Deleted files that nobody uses here any more, and that the servers keep: they have not heard of it.
     unreleased: Mutex<BTreeSet<InodeId>>,
     handles: Mutex<BTreeMap<HandleId, Arc<Handle>>>,
@@ -241,6 +247,7 @@ impl Files {
         Files {
             states: Mutex::default(),
             opening: Mutex::default(),
+            removed: Notify::new(),
             unreleased: Mutex::default(),
             handles: Mutex::default(),
             dirty: Mutex::default(),
@@ -256,12 +263,25 @@ impl Files {
 
     /// Whether no file has a state or is being opened.
     pub(crate) fn is_empty(&self) -> bool {
-        lock(&self.states).is_empty() && lock(&self.opening).is_empty()
+        let states = lock(&self.states);
+        states.is_empty() && lock(&self.opening).is_empty()
     }
 
     /// Counts an open that has no handle yet.
-    fn begin_open(&self, inode: InodeId) {
-        lock(&self.opening).entry(inode).or_default().count += 1;
+    async fn begin_open(&self, inode: InodeId) {
+        loop {
+            let mut removed = std::pin::pin!(self.removed.notified());
+            removed.as_mut().enable();
+            {
+                let mut openings = lock(&self.opening);
+                let opening = openings.entry(inode).or_default();
+                if opening.removals == 0 {
+                    opening.count += 1;
+                    return;
+                }
+            }
+            removed.await;
+        }
     }
 
     /// It has one now, or failed. True if the servers keep the file for nobody else.
@@ -275,8 +295,13 @@ impl Files {
         }
         let held = opening.held;
         openings.remove(&inode);
-        let is_open = states.get(&inode).is_some_and(|file| file.is_open());
-        held && !is_open
+        match states.get(&inode).filter(|file| held && file.is_open()) {
+            Some(file) => {
+                file.shared().held = true;
+                false
+            }
+            None => held,
+        }
     }
 
     /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Who uses it
@@ -285,21 +310,35 @@ impl Files {
         let states = lock(&self.states);
         let mut openings = lock(&self.opening);
         let file = states.get(&inode).filter(|file| file.is_open());
-        if file.is_none() && !openings.contains_key(&inode) {
+        let opening = openings.entry(inode).or_default();
+        if file.is_none() && opening.count == 0 {
+            opening.removals += 1;
             return false;
         }
         if let Some(file) = file {
             file.shared().held = true;
         }
-        let opening = openings.entry(inode).or_default();
         opening.count += 1;
         opening.held = true;
         true
     }
 
+    /// A removal is over that was not to hold the file.
+    fn end_removal(&self, inode: InodeId) {
+        let mut openings = lock(&self.opening);
+        if let Some(opening) = openings.get_mut(&inode) {
+            opening.removals = opening.removals.saturating_sub(1);
+            if opening.removals == 0 && opening.count == 0 {
+                openings.remove(&inode);
+            }
+        }
+        drop(openings);
+        self.removed.notify_waiters();
+    }
+
     /// Leaves the letting go of a closed file to who is opening it.
     fn hand_over(&self, inode: InodeId) -> bool {
-        match lock(&self.opening).get_mut(&inode) {
+        match lock(&self.opening).get_mut(&inode).filter(|opening| opening.count > 0) {
             Some(opening) => {
                 opening.held = true;
                 true

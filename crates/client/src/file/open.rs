@@ -33,28 +33,36 @@ pub(crate) enum Found {
 }
 
 /// An open that has no handle yet: who removes the file's name meanwhile counts it as open. Or the removal of a
-/// name of a file that is in use: it is let go after that.
+/// name: a file that is in use is let go after that, and who opens one that is not waits for it.
 pub(crate) struct UnderWay {
     inner: Arc<Inner>,
     inode: InodeId,
+    /// Counted as a use of the file.
+    is_use: bool,
 }
 
 impl UnderWay {
-    fn open(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
-        inner.files.begin_open(inode);
-        UnderWay { inner: Arc::clone(inner), inode }
+    async fn open(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
+        inner.files.begin_open(inode).await;
+        UnderWay { inner: Arc::clone(inner), inode, is_use: true }
     }
 
-    /// `None` if nobody uses the file here.
-    pub(crate) fn removal(inner: &Arc<Inner>, inode: InodeId) -> Option<UnderWay> {
-        let is_used = inner.files.begin_removal(inode);
-        is_used.then(|| UnderWay { inner: Arc::clone(inner), inode })
+    pub(crate) fn removal(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
+        let is_use = inner.files.begin_removal(inode);
+        UnderWay { inner: Arc::clone(inner), inode, is_use }
+    }
+
+    /// Whether the servers are to keep the file when its last name goes.
+    pub(crate) fn holds(&self) -> bool {
+        self.is_use
     }
 }
 
 impl Drop for UnderWay {
     fn drop(&mut self) {
-        if self.inner.files.end_open(self.inode) {
+        if !self.is_use {
+            self.inner.files.end_removal(self.inode);
+        } else if self.inner.files.end_open(self.inode) {
             let (inner, inode) = (Arc::clone(&self.inner), self.inode);
             drop(self.inner.core.runtime.spawn(async move { inner.let_go(inode).await }));
         }
@@ -69,7 +77,7 @@ impl Inner {
         inode: InodeId,
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
-        let _under_way = UnderWay::open(self, inode);
+        let _under_way = UnderWay::open(self, inode).await;
         let found = match flags.truncate {
             true => self.truncate_for_open(inode, flags.clear_set_id).await?,
             false => self.fetch(inode).await?,

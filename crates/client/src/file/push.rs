@@ -65,8 +65,11 @@ impl Inner {
         scope: Scope,
         sync: bool,
     ) -> Result<bool, FsError> {
-        let is_dirty = file.shared().content.is_dirty();
-        let current = match is_dirty {
+        let may_append = {
+            let content = &file.shared().content;
+            content.is_dirty() || content.stale
+        };
+        let current = match may_append {
             true => self.meta.session_for(file.inode).await,
             false => Ok(self.meta.sessions.current()),
         };

@@ -205,3 +205,25 @@ async fn a_file_that_is_closed_while_it_is_removed_is_let_go_after_that() {
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!cluster.lock().meta.inodes.contains_key(&opened.attributes.inode));
 }
+
+/// An open that began while a removal was under way was answered before it, and was stale as soon as it was there.
+#[tokio::test(start_paused = true)]
+async fn who_opens_a_file_while_it_is_removed_is_told_or_reads_it() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 200_000)).await;
+    let client = cluster.client().await;
+    let inode = client.lookup(InodeId::ROOT, &name("f")).await.unwrap().inode;
+    cluster.once(Fault::Hangs, |call| {
+        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
+    });
+    let removing = tokio::spawn({
+        let client = client.clone();
+        async move { client.unlink(InodeId::ROOT, &name("f")).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let opened = client.open(inode, OpenFlags::read_only()).await;
+    removing.await.unwrap().unwrap();
+    assert!(matches!(opened, Err(FsError::Stale(_))), "{opened:?}");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert!(!cluster.lock().meta.inodes.contains_key(&inode));
+}

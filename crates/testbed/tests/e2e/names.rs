@@ -208,27 +208,23 @@ fn a_file_that_appears_while_it_is_made_is_opened_with_permission_only() {
     assert!(refused > 0, "the user was always first");
 }
 
-/// Who makes a file that another mount makes and removes all the time gets one or the other.
 #[test]
-fn a_name_that_comes_and_goes_can_be_opened_by_who_would_make_it() {
+fn two_mounts_that_make_one_file_both_open_it() {
     let mut bed = Testbed::start().unwrap();
     let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
-    let come_and_go = |mount: &Path| {
-        let path = mount.join("lock");
-        for round in 0..300 {
-            let made = OpenOptions::new().write(true).create(true).truncate(true).open(&path);
-            made.unwrap_or_else(|error| panic!("round {round}: {error}"));
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
-                _ => {}
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let by_two = scope.spawn(|| come_and_go(&two.path));
-        come_and_go(&one.path);
-        by_two.join().unwrap();
-    });
+    for n in 0..100 {
+        let (name, start) = (format!("f{n}"), Barrier::new(2));
+        let make = |mount: &Path| {
+            start.wait();
+            let mut options = OpenOptions::new();
+            let made = options.read(true).write(true).create(true).open(mount.join(&name));
+            made.unwrap().metadata().unwrap().ino()
+        };
+        std::thread::scope(|scope| {
+            let by_two = scope.spawn(|| make(&two.path));
+            assert_eq!(make(&one.path), by_two.join().unwrap(), "round {n}");
+        });
+    }
 }
 
 #[test]
