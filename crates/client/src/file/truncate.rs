@@ -1,6 +1,7 @@
 //! setattr(2) of files, truncation among it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use milpa_types::{AttributeChanges, Attributes, InodeId};
 use milpa_wire::meta::{MetaAnswer, MetaWrite};
@@ -13,6 +14,24 @@ use crate::error::FsError;
 use crate::flights::detach;
 use crate::inner::Inner;
 
+/// A truncation whose caller may be gone before it is answered: the kernel's pages are as they were then.
+struct Unheard {
+    inner: Arc<Inner>,
+    inode: InodeId,
+    is_gone: Arc<AtomicBool>,
+    is_heard: bool,
+}
+
+impl Drop for Unheard {
+    fn drop(&mut self) {
+        if !self.is_heard {
+            // First the word for who may note just now that the pages are of the new version.
+            self.is_gone.store(true, Ordering::SeqCst);
+            self.inner.pages.are_stale(self.inode);
+        }
+    }
+}
+
 impl Inner {
     /// Changes attributes. What is buffered of the file is taken into account: a truncation cuts it
     /// exactly, and times or modes set now are not undone by bytes that were written before.
@@ -24,15 +43,24 @@ impl Inner {
         if changes.size.is_some_and(|size| size > FILE_BYTES_MAX) {
             return Err(FsError::TooLarge);
         }
-        let inner = Arc::clone(self);
+        let (inner, is_gone) = (Arc::clone(self), Arc::new(AtomicBool::new(false)));
+        let is_heard = changes.size.is_none();
+        let mut unheard =
+            Unheard { inner: Arc::clone(self), inode, is_gone: Arc::clone(&is_gone), is_heard };
         let file = self.files.get(inode);
-        detach(&self.core.runtime, async move {
-            match file {
+        let changed = detach(&self.core.runtime, async move {
+            let changed = match file {
                 Some(file) => inner.setattr_of_open(&file, changes).await,
                 None => inner.setattr_of_closed(inode, changes).await,
+            };
+            if is_gone.load(Ordering::SeqCst) {
+                inner.pages.are_stale(inode);
             }
+            changed
         })
-        .await
+        .await;
+        unheard.is_heard |= changed.is_ok();
+        changed
     }
 
     async fn setattr_of_closed(

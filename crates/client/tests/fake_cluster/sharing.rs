@@ -365,3 +365,27 @@ async fn many_publishes_without_an_answer_do_not_stand_in_each_others_way() {
         assert!(read(&other, &format!("/f{i}")).await == pattern(i as u8, 2_000), "{i}");
     }
 }
+
+/// The kernel truncates its pages when it hears that the file is: who is killed before leaves them behind.
+#[tokio::test(start_paused = true)]
+async fn a_truncation_whose_caller_is_gone_keeps_no_pages() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 5000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let flags = OpenFlags::read_only();
+    let first = client.open(inode, flags).await.unwrap();
+    client.read(first.handle, 0, 5000).await.unwrap();
+    assert!(client.open(inode, flags).await.unwrap().keep_cache);
+    cluster.once(Fault::Slow(Duration::from_millis(50)), |call| {
+        let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
+        matches!(write, MetaWrite::SetAttributes { .. })
+    });
+    let truncating = OpenFlags { truncate: true, ..OpenFlags::read_write() };
+    let killed = client.open(inode, truncating);
+    assert!(tokio::time::timeout(Duration::from_millis(5), killed).await.is_err());
+    let meanwhile = client.open(inode, flags).await.unwrap();
+    client.read(meanwhile.handle, 0, 5000).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!client.open(inode, flags).await.unwrap().keep_cache);
+}
