@@ -15,8 +15,6 @@ use milpa_types::ExtentId;
 
 /// After "the writer may still publish", or no answer.
 const ASK_AGAIN_MS: u64 = 60_000;
-/// It is doubled so often at most: a mount may live for months, and all behind such a piece is asked about again.
-const DOUBLINGS_MAX: u32 = 6;
 
 /// An extent as a replica holds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +37,6 @@ struct Progress {
     from: u64,
     /// Those below this are known to be kept or gone; if none, those below `from` are.
     waiting: Option<u64>,
-    /// How often in a row all was asked about, and something had to wait.
-    waits: u32,
     /// A file refers to it: nothing to ask.
     is_kept: bool,
     /// Not before this time.
@@ -98,16 +94,16 @@ impl Offers {
     fn observe(&mut self, held: &[Held], now_ms: u64) {
         let mut present = BTreeMap::new();
         for held in held.iter().copied() {
-            let (from, waiting, waits, is_kept) = (0, None, 0, false);
+            let (from, waiting, is_kept) = (0, None, false);
             let fresh =
-                Progress { held, quiet_since_ms: now_ms, from, waiting, waits, is_kept, ask_ms: 0 };
+                Progress { held, quiet_since_ms: now_ms, from, waiting, is_kept, ask_ms: 0 };
             let mut progress = self.extents.get(&held.extent).copied().unwrap_or(fresh);
             if progress.held != held {
                 // What is new in a shared extent has not been judged. Of another one, the file gave
                 // bytes back: perhaps all that it had, and nobody names those that it never had.
                 let is_less = progress.held.dead != held.dead;
                 progress.is_kept &= !held.extent.is_small() && !is_less;
-                (progress.held, progress.quiet_since_ms, progress.waits) = (held, now_ms, 0);
+                (progress.held, progress.quiet_since_ms) = (held, now_ms);
             }
             present.insert(held.extent, progress);
         }
@@ -134,9 +130,7 @@ impl Offers {
             (Some(next), _) => progress.from = next,
             (None, Some(waiting)) => {
                 (progress.from, progress.waiting) = (waiting, None);
-                let pause_ms = ASK_AGAIN_MS << progress.waits.min(DOUBLINGS_MAX);
-                progress.ask_ms = now_ms.saturating_add(pause_ms);
-                progress.waits = progress.waits.saturating_add(1);
+                progress.ask_ms = again_ms;
             }
             (None, None) => progress.is_kept = true,
         }
@@ -177,22 +171,6 @@ mod tests {
         assert_eq!(offers.due(&[held(A, 10)], SILENT, SILENT, 9), vec![(A, 7)]);
     }
 
-    #[test]
-    fn a_piece_that_waits_for_long_is_asked_about_ever_more_seldom() {
-        let mut offers = Offers::default();
-        offers.due(&[held(A, 10)], 0, SILENT, 9);
-        let (mut now, mut pauses) = (SILENT, Vec::new());
-        for _ in 0..9 {
-            let began = now;
-            offers.answered(A, Outcome::Waits(None), now);
-            while offers.due(&[held(A, 10)], now, SILENT, 9).is_empty() {
-                now += ASK_AGAIN_MS;
-            }
-            pauses.push((now - began) / ASK_AGAIN_MS);
-        }
-        assert_eq!(pauses, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
-    }
-
     /// Found by a reader: one piece that somebody could still publish kept all behind it from being offered.
     #[test]
     fn a_piece_that_waits_keeps_none_behind_it_from_being_offered() {
@@ -209,7 +187,7 @@ mod tests {
             assert_eq!(due(&mut offers, now), vec![(A, 7)]);
             offers.answered(A, last, now);
             assert_eq!(due(&mut offers, now), vec![], "all were asked about");
-            now += ASK_AGAIN_MS << DOUBLINGS_MAX;
+            now += ASK_AGAIN_MS;
             assert_eq!(due(&mut offers, now), vec![(A, 3)], "from the first that waits");
         }
         offers.answered(A, Outcome::Settled, now);
