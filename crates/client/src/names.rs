@@ -11,7 +11,8 @@ use tokio::time::Instant;
 
 use crate::core::lock;
 use crate::error::FsError;
-use crate::file::open::{Found, UnderWay};
+use crate::file::open::Found;
+use crate::file::under_way::UnderWay;
 use crate::flights::detach;
 use crate::handle::{Creation, OpenFile, OpenFlags};
 use crate::inner::Inner;

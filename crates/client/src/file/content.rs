@@ -643,4 +643,4 @@ fn taken_apart(content: WireContent) -> Result<(SegmentMap, Option<Bytes>), FsEr
 
 #[cfg(test)]
 #[path = "content_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -22,7 +22,8 @@ struct Servers {
     extents: BTreeMap<ExtentId, Vec<u8>>,
 }
 
-fn attributes() -> Attributes {
+/// Of an empty file.
+pub(in crate::file) fn attributes() -> Attributes {
     Attributes {
         inode: InodeId(9),
         kind: FileKind::File,

@@ -14,6 +14,7 @@ mod read;
 pub(crate) mod sync;
 mod truncate;
 mod turn;
+pub(crate) mod under_way;
 pub(crate) mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -215,22 +216,11 @@ impl Handle {
     }
 }
 
-/// Opens of one file that have no handle yet, and removals of its name that have no answer.
-#[derive(Default)]
-struct Opening {
-    count: u32,
-    /// As [`Shared::held`], for who comes to have a handle, or else for the last of them to let go.
-    held: bool,
-    /// Removals of a file that nobody used when they began: the servers are not to keep it, and who opens it
-    /// waits for them.
-    removals: u32,
-}
-
 /// All files in use and their handles.
 pub(crate) struct Files {
     states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
     /// What is under way. Locked after `states`.
-    opening: Mutex<BTreeMap<InodeId, Opening>>,
+    opening: Mutex<BTreeMap<InodeId, under_way::Opening>>,
     /// Told when a removal is over for which opens wait.
     removed: Notify,
     /// Deleted files that nobody uses here any more, and that the servers keep: they have not heard of it.
@@ -265,86 +255,6 @@ impl Files {
     pub(crate) fn is_empty(&self) -> bool {
         let states = lock(&self.states);
         states.is_empty() && lock(&self.opening).is_empty()
-    }
-
-    /// Counts an open that has no handle yet.
-    async fn begin_open(&self, inode: InodeId) {
-        loop {
-            let mut removed = std::pin::pin!(self.removed.notified());
-            removed.as_mut().enable();
-            {
-                let mut openings = lock(&self.opening);
-                let opening = openings.entry(inode).or_default();
-                if opening.removals == 0 {
-                    opening.count += 1;
-                    return;
-                }
-            }
-            removed.await;
-        }
-    }
-
-    /// It has one now, or failed. True if the servers keep the file for nobody else.
-    fn end_open(&self, inode: InodeId) -> bool {
-        let states = lock(&self.states);
-        let mut openings = lock(&self.opening);
-        let Some(opening) = openings.get_mut(&inode) else { return false };
-        opening.count = opening.count.saturating_sub(1);
-        if opening.count > 0 {
-            return false;
-        }
-        let held = opening.held;
-        openings.remove(&inode);
-        match states.get(&inode).filter(|file| held && file.is_open()) {
-            Some(file) => {
-                file.shared().held = true;
-                false
-            }
-            None => held,
-        }
-    }
-
-    /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Who uses it
-    /// last lets it go, and not before the removal is over: it counts as an open.
-    fn begin_removal(&self, inode: InodeId) -> bool {
-        let states = lock(&self.states);
-        let mut openings = lock(&self.opening);
-        let file = states.get(&inode).filter(|file| file.is_open());
-        let opening = openings.entry(inode).or_default();
-        if file.is_none() && opening.count == 0 {
-            opening.removals += 1;
-            return false;
-        }
-        if let Some(file) = file {
-            file.shared().held = true;
-        }
-        opening.count += 1;
-        opening.held = true;
-        true
-    }
-
-    /// A removal is over that was not to hold the file.
-    fn end_removal(&self, inode: InodeId) {
-        let mut openings = lock(&self.opening);
-        if let Some(opening) = openings.get_mut(&inode) {
-            opening.removals = opening.removals.saturating_sub(1);
-            if opening.removals == 0 && opening.count == 0 {
-                openings.remove(&inode);
-            }
-        }
-        drop(openings);
-        self.removed.notify_waiters();
-    }
-
-    /// Leaves the letting go of a closed file to who is opening it.
-    fn hand_over(&self, inode: InodeId) -> bool {
-        match lock(&self.opening).get_mut(&inode).filter(|opening| opening.count > 0) {
-            Some(opening) => {
-                opening.held = true;
-                true
-            }
-            None => false,
-        }
     }
 
     /// All files with a state.

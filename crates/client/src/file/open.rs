@@ -8,6 +8,7 @@ use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
 use tokio::time::Instant;
 
 use super::content::Content;
+use super::under_way::UnderWay;
 use super::{FileState, Handle, Io};
 use crate::call::Call;
 use crate::core::lock;
@@ -15,6 +16,9 @@ use crate::error::FsError;
 use crate::handle::{HandleId, OpenFile, OpenFlags};
 use crate::inner::Inner;
 use crate::segments::SegmentMap;
+
+/// Deleted files that are let go at once after an outage.
+const RELEASES_MAX: usize = 64;
 
 /// What is kept of a closed file: the content map of one version.
 #[derive(Clone)]
@@ -30,43 +34,6 @@ pub(crate) enum Found {
     Unchanged(Attributes),
     /// The content as the servers have it.
     Fresh(Attributes, WireContent),
-}
-
-/// An open that has no handle yet: who removes the file's name meanwhile counts it as open. Or the removal of a
-/// name: a file that is in use is let go after that, and who opens one that is not waits for it.
-pub(crate) struct UnderWay {
-    inner: Arc<Inner>,
-    inode: InodeId,
-    /// Counted as a use of the file.
-    is_use: bool,
-}
-
-impl UnderWay {
-    async fn open(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
-        inner.files.begin_open(inode).await;
-        UnderWay { inner: Arc::clone(inner), inode, is_use: true }
-    }
-
-    pub(crate) fn removal(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
-        let is_use = inner.files.begin_removal(inode);
-        UnderWay { inner: Arc::clone(inner), inode, is_use }
-    }
-
-    /// Whether the servers are to keep the file when its last name goes.
-    pub(crate) fn holds(&self) -> bool {
-        self.is_use
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        if !self.is_use {
-            self.inner.files.end_removal(self.inode);
-        } else if self.inner.files.end_open(self.inode) {
-            let (inner, inode) = (Arc::clone(&self.inner), self.inode);
-            drop(self.inner.core.runtime.spawn(async move { inner.let_go(inode).await }));
-        }
-    }
 }
 
 impl Inner {
@@ -253,7 +220,7 @@ impl Inner {
 
     /// A deleted file that the servers kept for us may go. Without an answer they are told again later: they
     /// keep it for as long as this client lives.
-    async fn let_go(&self, inode: InodeId) {
+    pub(super) async fn let_go(&self, inode: InodeId) {
         if let Err(error) = self.meta.write(inode, MetaWrite::Release { inode }).await {
             tracing::debug!(%inode, %error, "a deleted file could not be let go");
             if error.may_pass() {
@@ -296,9 +263,10 @@ impl Inner {
         }
     }
 
-    /// Lets go of deleted files that could not be let go before.
+    /// Lets go of deleted files that could not be let go before, some of them each time.
     pub(crate) fn let_go_again(self: &Arc<Self>) {
-        for inode in std::mem::take(&mut *lock(&self.files.unreleased)) {
+        for _ in 0..RELEASES_MAX {
+            let Some(inode) = lock(&self.files.unreleased).pop_first() else { return };
             let inner = Arc::clone(self);
             drop(self.core.runtime.spawn(async move { inner.let_go(inode).await }));
         }

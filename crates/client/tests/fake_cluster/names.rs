@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use milpa_client::{FsError, OpenFlags};
+use milpa_client::{Client, FsError, OpenFlags};
 use milpa_types::{InodeId, MetaError, MetaSlot};
 use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
 
@@ -186,20 +186,27 @@ async fn location_tells_partitions_and_members() {
     assert_eq!(client.locate(inode).await.unwrap().inline_bytes, 100);
 }
 
+/// Removes the file `f`. The request is on its way, and carried out a second later.
+async fn begin_to_remove_f(
+    cluster: &Cluster,
+    client: &Client,
+) -> tokio::task::JoinHandle<Result<(), FsError>> {
+    cluster.once(Fault::Hangs, |call| {
+        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
+    });
+    let client = client.clone();
+    let removing = tokio::spawn(async move { client.unlink(InodeId::ROOT, &name("f")).await });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    removing
+}
+
 /// The last close came before the removal, told the servers to keep the file no longer, and then they were told to.
 #[tokio::test(start_paused = true)]
 async fn a_file_that_is_closed_while_it_is_removed_is_let_go_after_that() {
     let cluster = Cluster::new();
     let client = cluster.client().await;
     let opened = create(&client, "f").await;
-    cluster.once(Fault::Hangs, |call| {
-        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
-    });
-    let removing = tokio::spawn({
-        let client = client.clone();
-        async move { client.unlink(InodeId::ROOT, &name("f")).await }
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let removing = begin_to_remove_f(&cluster, &client).await;
     client.release(opened.handle).await.unwrap();
     removing.await.unwrap().unwrap();
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -213,14 +220,7 @@ async fn who_opens_a_file_while_it_is_removed_is_told_or_reads_it() {
     write(&cluster.client().await, "/f", &pattern(1, 200_000)).await;
     let client = cluster.client().await;
     let inode = client.lookup(InodeId::ROOT, &name("f")).await.unwrap().inode;
-    cluster.once(Fault::Hangs, |call| {
-        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
-    });
-    let removing = tokio::spawn({
-        let client = client.clone();
-        async move { client.unlink(InodeId::ROOT, &name("f")).await }
-    });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let removing = begin_to_remove_f(&cluster, &client).await;
     let opened = client.open(inode, OpenFlags::read_only()).await;
     removing.await.unwrap().unwrap();
     assert!(matches!(opened, Err(FsError::Stale(_))), "{opened:?}");

@@ -7,6 +7,7 @@
 
 mod alone;
 mod damage;
+mod lost;
 mod nodes;
 mod speed;
 

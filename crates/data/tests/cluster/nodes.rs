@@ -265,7 +265,9 @@ impl Cluster {
     async fn start_node_with(&mut self, node: u32, config: DataNodeConfig) {
         let (announce, announced) = tokio::sync::oneshot::channel();
         let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let log = tracing::dispatcher::get_default(Clone::clone);
         let thread = std::thread::spawn(move || {
+            let _log = tracing::dispatcher::set_default(&log);
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             let announce = |started| {
