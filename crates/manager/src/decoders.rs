@@ -18,7 +18,7 @@ pub fn all() -> Vec<Decoder> {
         Decoder { name: "manager-command", sample: command, again: command_again, seal: |_| {} },
         Decoder { name: "manager-log", sample: log, again: log_again, seal: |_| {} },
         Decoder {
-            name: "manager-state-3",
+            name: "manager-state-4",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -167,15 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn the_state_of_format_2_is_read() {
-        let golden = include_bytes!("../golden/manager-state");
-        assert_eq!(State::decode(golden).unwrap().encode(), state(0));
+    fn states_of_older_formats_are_read() {
+        let golden: [&[u8]; 2] = [
+            include_bytes!("../golden/manager-state"),
+            include_bytes!("../golden/manager-state-3"),
+        ];
+        for golden in golden {
+            assert_eq!(State::decode(golden).unwrap().encode(), state(0));
+        }
     }
 
     #[test]
     fn golden_files_are_read_and_written_as_ever() {
         let golden =
-            |decoder: &&Decoder| ["manager-command", "manager-state-3"].contains(&decoder.name);
+            |decoder: &&Decoder| ["manager-command", "manager-state-4"].contains(&decoder.name);
         milpa_wire::decoder::check_all_golden(
             env!("CARGO_MANIFEST_DIR"),
             all().iter().filter(golden),

@@ -121,6 +121,14 @@ impl Content {
         }
     }
 
+    /// A write through a descriptor with O_SYNC has returned well.
+    pub fn synced(&mut self, index: WriteIndex, now: Moment) {
+        self.acknowledged(index, now);
+        if let Some(write) = self.writes.get_mut(index) {
+            (write.published, write.is_synced) = (Some(now), true);
+        }
+    }
+
     /// A flush (or, with `is_sync`, an fsync) by this client that began at `began` has returned
     /// well. Gives how many writes it confirmed.
     pub fn published(
@@ -159,7 +167,7 @@ impl Content {
         self.writes.iter_mut().filter(lost).for_each(|write| write.is_failed = true);
     }
 
-    /// A flush or fsync, by any client, said that bytes are lost: a later fsync says nothing about what
+    /// A flush, an fsync or a write with O_SYNC, by any client, said that bytes are lost: a later fsync says nothing about what
     /// power cuts may have taken.
     pub fn loss_was_told(&mut self) {
         let lost = |write: &&mut Write| write.may_be_cut();
@@ -351,6 +359,16 @@ mod tests {
         }
         assert_eq!(content.judge(reader(2, 9, 9), 0, 10, &[]), Ok(()));
         assert!(synced.judge(reader(2, 9, 9), 0, 10, &[]).is_err());
+    }
+
+    #[test]
+    fn a_write_with_o_sync_is_not_lost() {
+        let mut content = Content::default();
+        let write = content.write(1, Some(1), 0, 10, 1);
+        content.synced(write, 2);
+        (1..=3).for_each(|server| content.power_cut(server));
+        assert!(content.judge(reader(2, 3, 3), 0, 10, &[]).is_err());
+        assert_eq!(content.judge(reader(2, 3, 3), 0, 10, &fill(1, 0, 10)), Ok(()));
     }
 
     #[test]

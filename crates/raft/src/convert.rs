@@ -265,7 +265,7 @@ pub(crate) fn from_raft(mut raw: Raw, sending: &Sending) -> Vec<Message> {
         MessageType::MsgTimeoutNow => Body::TimeoutNow,
         _ => return Vec::new(),
     };
-    vec![Message { term: raw.term, body }]
+    vec![Message::new(raw.term, body)]
 }
 
 fn split_append(raw: &mut Raw, bytes_max: usize) -> Vec<Message> {
@@ -274,9 +274,9 @@ fn split_append(raw: &mut Raw, bytes_max: usize) -> Vec<Message> {
     let mut out = Vec::new();
     let mut entries = Vec::new();
     let mut bytes = 0;
-    let append = |prev, entries: Vec<LogEntry>| Message {
-        term,
-        body: Body::Append { prev, commit, count: entries.len() as u32, entries },
+    let append = |prev, entries: Vec<LogEntry>| {
+        let count = entries.len() as u32;
+        Message::new(term, Body::Append { prev, commit, count, entries })
     };
     for entry in raw.get_entries().iter().map(log_entry) {
         let more = approximate_entry_bytes(&entry);

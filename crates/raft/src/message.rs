@@ -15,7 +15,7 @@
 //! the received buffer; smaller ones are copied, or one of them could keep a large buffer alive.
 
 use bytes::{BufMut, Bytes, BytesMut};
-use milpa_types::PartitionId;
+use milpa_types::{Epoch, PartitionId};
 use serde::{Deserialize, Serialize};
 
 use crate::types::{LogPosition, SnapshotDescriptor};
@@ -43,6 +43,8 @@ pub struct Frame {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
     pub(crate) term: u64,
+    /// Of the newest configuration that the sender's owner has noted; 0 in groups whose owner numbers none.
+    pub(crate) epoch: Epoch,
     pub(crate) body: Body,
 }
 
@@ -117,6 +119,11 @@ pub enum FrameError {
 }
 
 impl Message {
+    /// A message whose epoch is set when it goes out.
+    pub(crate) fn new(term: u64, body: Body) -> Message {
+        Message { term, epoch: Epoch(0), body }
+    }
+
     /// About how many bytes it adds to a frame.
     pub(crate) fn approximate_bytes(&self) -> usize {
         let entries: usize = match &self.body {
@@ -363,7 +370,7 @@ mod tests {
             Body::Barrier { nonce: 5, index: 8 },
         ];
         let messages = bodies.into_iter().enumerate();
-        let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message { term: 3, body }));
+        let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message::new(3, body)));
         Frame { messages: messages.collect() }
     }
 
@@ -393,7 +400,7 @@ mod tests {
     #[test]
     fn nonsense_of_the_right_shape_is_refused() {
         let check = |body: Body, term: u64| {
-            let frame = Frame { messages: vec![(PartitionId(1), Message { term, body })] };
+            let frame = Frame { messages: vec![(PartitionId(1), Message::new(term, body))] };
             assert!(matches!(
                 Frame::decode(frame.encode()),
                 Err(FrameError::Inconsistent { .. } | FrameError::Malformed)

@@ -20,7 +20,7 @@ use crate::history::SharedHistory;
 use crate::machine::Machine;
 use crate::nemesis::{Fault, Mend, Nemesis, Victims};
 use crate::network::{Ending, Wires};
-use crate::observer::{LOST, Observer, SharedWatch, Wanted};
+use crate::observer::{Observer, SharedWatch, Wanted};
 use crate::options::Options;
 use crate::random::Random;
 use crate::stalls::{self, Stalls};
@@ -597,9 +597,6 @@ impl Simulation {
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
-        if trace::has_error(LOST) && self.harmed.len() < 2 {
-            self.failed("no loss without two failures", LOST);
-        }
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }
@@ -632,7 +629,10 @@ impl Simulation {
         let config = cluster::client_config(&key, &options);
         let (client, history) = (self.next_client, Rc::clone(&self.history));
         let (verifying, verified) = (config.clone(), Rc::clone(&history));
-        self.start_observer(1, || Box::pin(workload::verify(verifying, client, verified)));
+        let may_lose = self.harmed.len() >= 2;
+        self.start_observer(1, || {
+            Box::pin(workload::verify(verifying, client, verified, may_lose))
+        });
         self.wait_for_observer(1, "the final walk did not end");
         self.history.borrow_mut().judge_names();
         if self.is_over() {

@@ -126,6 +126,7 @@ impl Disk {
         if configuration.epoch <= partition.configuration.epoch {
             return;
         }
+        self.driver.multi.set_roster(id, configuration.epoch, &configuration.members);
         tracing::info!(partition = %id, epoch = %configuration.epoch,
             members = ?configuration.members, primary = %configuration.primary, "configuration");
         let is_member = |node: &NodeId| configuration.members.contains(node);

@@ -265,6 +265,9 @@ impl Disk {
             for install in turn.installs {
                 self.install_snapshot(install);
             }
+            for group in turn.contradicted {
+                self.retire_replica(group);
+            }
         }
     }
 

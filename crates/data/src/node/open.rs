@@ -18,6 +18,7 @@ use milpa_raft::{
     FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal, WalOptions,
 };
 use milpa_types::{DiskId, NodeId, PartitionId};
+use milpa_wire::data::Configuration;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::DiskConfig;
@@ -302,6 +303,8 @@ impl Disk {
         if let Some(problem) = &broken {
             tracing::error!(partition = %id, problem, "the replica is out of service");
         }
+        let Configuration { epoch, members, .. } = &state.configuration;
+        self.driver.multi.set_roster(id, *epoch, members);
         let ids_next = state.ids_until;
         let mut partition = Partition::new(node, store, state, ids_next, &self.shared.config);
         partition.broken = broken;

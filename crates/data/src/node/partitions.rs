@@ -199,12 +199,25 @@ impl Disk {
         Ok(())
     }
 
+    /// A replica that was away while the group went on without it, and has committed what the group has
+    /// not: out of service, and out of the reports, until the managers have it made anew.
+    pub fn retire_replica(&mut self, id: PartitionId) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let problem = "its log is not the group's: something else was committed here";
+        tracing::error!(partition = %id, problem, "the replica is out of service");
+        partition.broken = Some(problem.to_owned());
+        partition.primary.refuse(Some(DataError::DiskFailed));
+        (partition.role, partition.leader) = (milpa_raft::Role::Follower, None);
+        partition.licence.revoke();
+    }
+
     /// Makes the Raft replica: a founder with all members, one that joins with none.
     pub fn start_group(&mut self, state: &PartitionState, founder: bool) {
         let configuration = &state.configuration;
         let campaign = founder && configuration.primary == self.shared.node;
         let voters: &[NodeId] = if founder { &configuration.members } else { &[] };
         self.driver.multi.create_group(state.partition, voters, &[], campaign);
+        self.driver.multi.set_roster(state.partition, configuration.epoch, &configuration.members);
     }
 
     /// All partitions of a volume acknowledge from memory from now on, or from the disk. Each

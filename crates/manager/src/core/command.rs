@@ -165,7 +165,8 @@ pub enum CommandV1 {
         members: Vec<NodeId>,
     },
     /// The members of data partitions were seen to hold the same: from then on each of them has every
-    /// acknowledged byte, and if two are left, either could go on alone (docs/decisions/0007).
+    /// acknowledged byte as long as it is a member, and if two are left, it could go on alone
+    /// (docs/decisions/0007).
     MembersWhole {
         /// Which partitions, and in which epoch.
         partitions: Vec<(PartitionId, Epoch)>,

@@ -178,8 +178,9 @@ impl State {
         }
         let learners = &configuration.learners;
         let present: BTreeSet<NodeId> = record.configuration.members.iter().copied().collect();
-        let is_whole = self.whole.get(&partition) == Some(&record.configuration.epoch);
-        let is_survivor = members.is_subset(&present) && self.whole.contains_key(&partition);
+        let whole = self.whole.get(&partition);
+        let is_survivor =
+            members.is_subset(&present) && whole.is_some_and(|whole| members.is_subset(whole));
         if members.len() != configuration.members.len()
             || members.len() < MEMBERS_MIN && !is_survivor
             || learners.len() > 1
@@ -190,26 +191,29 @@ impl State {
             return stale("not a configuration of this partition");
         }
         record.configuration = configuration.clone();
-        // It stays true while nobody joins.
-        if is_whole && members.is_subset(&present) {
-            self.whole.insert(partition, configuration.epoch);
+        // Who remains a member takes part in all that is acknowledged.
+        if let Some(whole) = self.whole.get_mut(&partition) {
+            whole.retain(|node| members.contains(node));
         }
         Applied::Done
     }
 
     pub(super) fn members_whole(&mut self, partitions: &[(PartitionId, Epoch)]) -> Applied {
         for (partition, epoch) in partitions {
-            if self.data.get(partition).is_some_and(|now| now.configuration.epoch == *epoch) {
-                self.whole.insert(*partition, *epoch);
+            let Some(record) = self.data.get(partition) else { continue };
+            if record.configuration.epoch == *epoch {
+                let members = record.configuration.members.iter().copied().collect();
+                self.whole.insert(*partition, members);
             }
         }
         Applied::Done
     }
 
-    /// Whether each member of a data partition had every acknowledged byte in that epoch.
+    /// Whether a member of a data partition is known to have every acknowledged byte: all members were
+    /// once seen to hold the same, and it has been one since then.
     #[must_use]
-    pub fn were_members_whole(&self, partition: PartitionId, epoch: Epoch) -> bool {
-        self.whole.get(&partition).is_some_and(|whole| *whole >= epoch)
+    pub fn is_whole(&self, partition: PartitionId, member: NodeId) -> bool {
+        self.whole.get(&partition).is_some_and(|whole| whole.contains(&member))
     }
 
     pub(super) fn replicas_created(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {

@@ -3,23 +3,47 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 3; 2 is the same without the last field of the state
+//!      4    4 format: 4; before, the last field of the state was another one (3) or missing (2)
 //!      8    4 CRC32C of what follows
 //!     12    . the state (postcard)
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{Epoch, PartitionId};
+use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
+use milpa_wire::DecodeError;
 use milpa_wire::frame::crc32c;
 
+use super::node::NodeRecord;
+use super::partition::{DataRecord, MetaRecord, Removal};
 use super::state::State;
+use super::task::Task;
+use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
+/// With epochs in `whole`, where members are named now.
+const FORMAT_WITH_EPOCHS: u32 = 3;
 /// Without `whole`.
 const FORMAT_WITHOUT_WHOLE: u32 = 2;
 const HEADER_BYTES: usize = 12;
+
+/// The fields of the state in all formats: all but `whole`.
+type Fields = (
+    ClusterId,
+    u64,
+    u32,
+    u32,
+    u64,
+    u64,
+    BTreeMap<NodeId, NodeRecord>,
+    BTreeMap<VolumeId, VolumeRecord>,
+    BTreeMap<PartitionId, MetaRecord>,
+    BTreeMap<PartitionId, DataRecord>,
+    BTreeMap<PartitionId, Removal>,
+    u64,
+    BTreeMap<PartitionId, Task>,
+);
 
 /// Bytes that are no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -76,7 +100,7 @@ impl State {
         }
         let found = u32::from_le_bytes(*format);
         match found.cmp(&FORMAT) {
-            std::cmp::Ordering::Less if found == FORMAT_WITHOUT_WHOLE => {}
+            std::cmp::Ordering::Less if found >= FORMAT_WITHOUT_WHOLE => {}
             std::cmp::Ordering::Less => return Err(SnapshotError::Older { found }),
             std::cmp::Ordering::Greater => return Err(SnapshotError::Newer { found }),
             std::cmp::Ordering::Equal => {}
@@ -84,11 +108,15 @@ impl State {
         if u32::from_le_bytes(*checksum) != crc32c(body) {
             return Err(SnapshotError::Damaged);
         }
-        if found == FORMAT_WITHOUT_WHOLE {
-            let nothing = milpa_wire::encode(&BTreeMap::<PartitionId, Epoch>::new());
-            return milpa_wire::decode(&[body, &nothing].concat()).map_err(|_| malformed());
-        }
-        milpa_wire::decode(body).map_err(|_| malformed())
+        let state = match found {
+            FORMAT_WITHOUT_WHOLE => milpa_wire::decode(body).and_then(from_older),
+            FORMAT_WITH_EPOCHS => {
+                milpa_wire::decode::<(Fields, BTreeMap<PartitionId, Epoch>)>(body)
+                    .and_then(|(fields, _)| from_older(fields))
+            }
+            _ => milpa_wire::decode(body),
+        };
+        state.map_err(|_| malformed())
     }
 
     /// A hash that tells whether two replicas at the same applied index agree.
@@ -96,4 +124,10 @@ impl State {
     pub fn hash(&self) -> u32 {
         crc32c(&milpa_wire::encode(self))
     }
+}
+
+/// Who is whole is seen again soon.
+fn from_older(fields: Fields) -> Result<State, DecodeError> {
+    let nobody = BTreeMap::<PartitionId, BTreeSet<NodeId>>::new();
+    milpa_wire::decode(&milpa_wire::encode(&(fields, nobody)))
 }

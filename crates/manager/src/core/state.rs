@@ -1,8 +1,8 @@
 //! The state itself, and the one door through which it changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
+use milpa_types::{ClusterId, NodeId, PartitionId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Command, CommandV1};
@@ -41,9 +41,8 @@ pub struct State {
     pub(super) task_next: u64,
     /// Replicas being made, by partition.
     pub(super) tasks: BTreeMap<PartitionId, Task>,
-    /// Data partitions of which each member has every acknowledged byte, with the epoch of which that is
-    /// known.
-    pub(super) whole: BTreeMap<PartitionId, Epoch>,
+    /// Members of data partitions that have every acknowledged byte.
+    pub(super) whole: BTreeMap<PartitionId, BTreeSet<NodeId>>,
 }
 
 impl State {

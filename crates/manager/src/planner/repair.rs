@@ -38,10 +38,10 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether all members hold the same, and that was not known in this epoch.
+/// Whether all members hold the same, and that is not known of all of them.
 fn is_seen_whole(view: View<'_>, record: &DataRecord) -> bool {
-    is_aligned(view, record)
-        && !view.state.were_members_whole(record.id, record.configuration.epoch)
+    let mut members = record.configuration.members.iter();
+    is_aligned(view, record) && !members.all(|node| view.state.is_whole(record.id, *node))
 }
 
 fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {
@@ -122,7 +122,7 @@ fn survivors_configuration(
     let may = is_of_two
         && present.members.len() > 1
         && is_lost(view, record, *lost, reporting_ms)
-        && view.state.were_members_whole(record.id, own.epoch);
+        && view.state.is_whole(record.id, *survivor);
     may.then(|| Configuration {
         epoch: Epoch(present.epoch.0 + 1),
         members: alive.clone(),

@@ -146,6 +146,9 @@ pub enum RunError {
     /// The state could not be read or written.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The others' log has another entry where this one's was committed.
+    #[error("the managers' log is not the one in this directory; empty it and start again")]
+    OtherLog,
     /// A newer program wrote to the log.
     #[error("log entry {index} is of a newer program; start that one")]
     UnknownCommand {

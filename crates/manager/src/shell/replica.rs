@@ -454,5 +454,8 @@ impl Outbox for Replica {
             self.checkpoints.is_wanted = true;
         }
         self.installs.extend(turn.installs);
+        if !turn.contradicted.is_empty() {
+            self.failure = Some(RunError::OtherLog);
+        }
     }
 }

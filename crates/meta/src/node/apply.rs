@@ -57,6 +57,9 @@ impl Outbox for Shell {
             }
         }
         self.installs.extend(turn.installs);
+        for group in turn.contradicted {
+            self.give_up_replica(group, "its log is not the group's".to_owned());
+        }
     }
 }
 

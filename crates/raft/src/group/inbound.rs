@@ -16,11 +16,18 @@ impl Group {
     /// Takes a message.
     pub(crate) fn step(&mut self, from: NodeId, message: Message, setting: &Setting, now_ms: u64) {
         self.step_down_if_removed();
+        if self.is_of_the_past(from, &message) {
+            return;
+        }
         let raft = &self.raw.raft;
         let is_current = message.term >= raft.term;
         match &message.body {
             Body::Vote { .. } | Body::TimeoutNow if self.is_rejoining() => return,
             Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
+                return;
+            }
+            Body::Append { .. } if is_current && self.is_contradicted_by(&message) => {
+                self.is_contradicted = true;
                 return;
             }
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
@@ -90,7 +97,7 @@ impl Group {
         if commit > last {
             tracing::error!(group = self.id.0, commit, last, %leader,
                 "leader counts on entries that are not in this log");
-            let message = Message { term: message.term, body: Body::LogLost { last } };
+            let message = Message::new(message.term, Body::LogLost { last });
             self.failures.push((leader, message));
         }
     }
@@ -201,7 +208,7 @@ impl Group {
 
     pub(crate) fn snapshot_failed(&mut self) {
         if let Some(install) = self.install.take() {
-            let message = Message { term: self.raw.raft.term, body: Body::SnapshotFailed };
+            let message = Message::new(self.raw.raft.term, Body::SnapshotFailed);
             self.failures.push((install.from, message));
         }
     }

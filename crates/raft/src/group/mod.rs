@@ -46,9 +46,11 @@ mod alone;
 mod inbound;
 mod outbound;
 mod rejoining;
+mod roster;
 
 use alone::Alone;
 use rejoining::Rejoining;
+use roster::Roster;
 
 /// A founding member that was told to campaign asks again after each heartbeat interval, this
 /// often: the other replicas may be created a little later than its own.
@@ -138,6 +140,9 @@ pub(crate) struct Group {
     alone: Option<Alone>,
     /// What was promised here is forgotten, and may not be forgotten by the others yet.
     rejoining: Option<Rejoining>,
+    roster: Roster,
+    /// The group's log is not the one of which something was committed here.
+    is_contradicted: bool,
 }
 
 fn role_of(state: StateRole) -> Role {
@@ -215,6 +220,8 @@ impl Group {
             founding_ticks: 0,
             alone: None,
             rejoining: None,
+            roster: Roster::default(),
+            is_contradicted: false,
         };
         group.settle();
         Ok(group)
@@ -261,6 +268,10 @@ impl Group {
 
     fn leader(&self) -> Option<NodeId> {
         some_node(self.raw.raft.leader_id)
+    }
+
+    pub(crate) fn is_contradicted(&self) -> bool {
+        self.is_contradicted
     }
 
     pub(crate) fn leads_in(&self) -> Option<u64> {

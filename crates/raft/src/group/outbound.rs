@@ -245,6 +245,8 @@ impl Group {
             out.messages.extend(from_raft(raw, &sending).into_iter().map(|message| (to, message)));
         }
         out.messages.append(&mut self.failures);
+        let epoch = self.epoch();
+        out.messages.iter_mut().for_each(|(_, message)| message.epoch = epoch);
     }
 
     /// Batching puts entries into an append that waits to be sent. If that one was empty (it only

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{NodeId, PartitionId};
+use milpa_types::{Epoch, NodeId, PartitionId};
 use raft::eraftpb::HardState;
 
 use crate::config::{ConfigError, RaftConfig};
@@ -44,6 +44,8 @@ pub struct MultiRaft {
     next_batch: u64,
     /// Groups that wait for a batch.
     waiting: BTreeMap<u64, Vec<PartitionId>>,
+    /// Groups that were refused, for the next turn.
+    contradicted: Vec<PartitionId>,
     /// Records of groups that are no longer there.
     farewells: Vec<Record>,
     ticked_ms: Option<u64>,
@@ -76,6 +78,7 @@ impl MultiRaft {
             dirty: BTreeSet::new(),
             next_batch: 1,
             waiting: BTreeMap::new(),
+            contradicted: Vec::new(),
             farewells: Vec::new(),
             ticked_ms: None,
             has_failed: false,
@@ -265,6 +268,15 @@ impl MultiRaft {
         }
     }
 
+    /// Tells the newest configuration of the owner's own, of which it has a durable note: at each start,
+    /// and whenever there is a newer one. Whoever is not one of its voters, and knows none as new, is not
+    /// heard any more. Two configurations of a group never have the same epoch. Older ones change nothing.
+    pub fn set_roster(&mut self, group: PartitionId, epoch: Epoch, voters: &[NodeId]) {
+        if let Some(group) = self.groups.get_mut(&group) {
+            group.set_roster(epoch, voters);
+        }
+    }
+
     /// Forgets a group, here only: running or refused. Returns false if there is none.
     pub fn remove_group(&mut self, group: PartitionId) -> bool {
         let is_known = self.groups.remove(&group).is_some() | self.refused.remove(&group);
@@ -406,9 +418,12 @@ impl MultiRaft {
             return Ok(());
         }
         for (id, message) in frame.messages {
-            if let Some(group) = self.groups.get_mut(&id) {
-                group.step(from, message, &self.setting, now_ms);
-                self.dirty.insert(id);
+            let Some(group) = self.groups.get_mut(&id) else { continue };
+            group.step(from, message, &self.setting, now_ms);
+            self.dirty.insert(id);
+            if group.is_contradicted() {
+                self.refuse_group(id);
+                self.contradicted.push(id);
             }
         }
         Ok(())
@@ -446,7 +461,8 @@ impl MultiRaft {
     /// Everything there is to do now. See [`Turn`].
     #[must_use]
     pub fn turn(&mut self, now_ms: u64) -> Turn {
-        let mut turn = Turn::default();
+        let contradicted = std::mem::take(&mut self.contradicted);
+        let mut turn = Turn { contradicted, ..Turn::default() };
         if self.has_failed {
             return turn;
         }
@@ -490,7 +506,8 @@ impl MultiRaft {
     /// Whether a turn would deliver anything.
     #[must_use]
     pub fn has_work(&self) -> bool {
-        !self.has_failed && (!self.dirty.is_empty() || !self.farewells.is_empty())
+        let is_told = self.contradicted.is_empty() && self.farewells.is_empty();
+        !self.has_failed && (!self.dirty.is_empty() || !is_told)
     }
 
     /// The log has this batch, and all before it, durably. What was waiting for it comes out of

@@ -31,6 +31,10 @@ pub struct Turn {
     pub snapshots_wanted: Vec<SnapshotWanted>,
     /// Follower: snapshots to fetch.
     pub installs: Vec<InstallSnapshot>,
+    /// Groups that were refused: the leader has another entry where one was committed here. That happens to
+    /// who was away while the group went on without a majority of those it knew
+    /// ([`MultiRaft::go_alone`](crate::MultiRaft::go_alone)). Nothing of it can be kept.
+    pub contradicted: Vec<PartitionId>,
 }
 
 /// Why a recovered group was not started. The group is left alone: it neither votes nor answers,

@@ -38,7 +38,7 @@ impl Worker {
         self.end(&key, place, &result, call);
         if let Ok(file) = result {
             let (handle, inode) = (file.handle, file.attributes.inode);
-            self.files.push(Opened { handle, inode, opened, writes: true });
+            self.files.push(Opened { handle, inode, opened, writes: true, syncs: sync });
         }
     }
 
@@ -51,7 +51,7 @@ impl Worker {
         let result = self.client.open(inode, flags).await;
         self.ended("open", &inode.to_string(), began, &result);
         if let Ok(file) = result {
-            self.files.push(Opened { handle: file.handle, inode, opened, writes });
+            self.files.push(Opened { handle: file.handle, inode, opened, writes, syncs: false });
         }
     }
 
@@ -72,7 +72,8 @@ impl Worker {
         let Some(place) = self.pick_file() else { return };
         let length = self.length();
         let Some(file) = self.files.get(place).filter(|file| file.writes) else { return };
-        let (handle, inode, client) = (file.handle, file.inode, self.plan.client);
+        let (handle, inode, syncs) = (file.handle, file.inode, file.syncs);
+        let client = self.plan.client;
         let size = self.plan.history.borrow_mut().content(inode).size_max();
         if self.plan.history.borrow_mut().content(inode).len() >= WRITES_MAX {
             return;
@@ -99,9 +100,16 @@ impl Worker {
         self.ended("write", &format!("{inode} {offset}+{length}"), began, &result);
         let mut history = self.plan.history.borrow_mut();
         let now = history.moment();
+        let content = history.content(inode);
         match result {
-            Ok(()) => history.content(inode).acknowledged(index, now),
-            Err(_) => history.content(inode).client_failed(client),
+            Ok(()) if syncs => content.synced(index, now),
+            Ok(()) => content.acknowledged(index, now),
+            Err(_) => {
+                if syncs {
+                    content.loss_was_told();
+                }
+                content.client_failed(client);
+            }
         }
     }
 

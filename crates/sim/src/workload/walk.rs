@@ -15,6 +15,8 @@ use crate::trace;
 /// Bytes asked for at once.
 const READ_BYTES: u32 = 256 << 10;
 const PAGE: u32 = 100;
+/// The check of that name.
+const NO_LOSS: &str = "no loss without two failures";
 
 async fn list(client: &Client, directory: InodeId) -> Result<Vec<(Name, Attributes)>, FsError> {
     let (mut listed, mut after) = (Vec::new(), None);
@@ -55,13 +57,20 @@ fn is_lost(error: &FsError) -> bool {
     says_lost && trace::has_error(LOST)
 }
 
-/// Walks everything, reads every file and judges what it finds.
-pub(crate) async fn verify(config: ClientConfig, number: u32, history: SharedHistory) -> String {
+/// Walks everything, reads every file and judges what it finds. Bytes of a file that are on no replica any
+/// more are one of the findings unless it `may_lose`: the disks of two data servers were harmed. (What is
+/// damaged and of no file was acknowledged to nobody, and may have been on one replica only.)
+pub(crate) async fn verify(
+    config: ClientConfig,
+    number: u32,
+    history: SharedHistory,
+    may_lose: bool,
+) -> String {
     let client = match Client::connect(config).await {
         Ok(client) => client,
         Err(error) => return format!("verification cannot connect: {error}"),
     };
-    match walk(&client, number, &history).await {
+    match walk(&client, number, &history, may_lose).await {
         Ok(summary) => summary,
         Err(error) => {
             history.borrow_mut().violated("final walk", error.to_string());
@@ -70,7 +79,12 @@ pub(crate) async fn verify(config: ClientConfig, number: u32, history: SharedHis
     }
 }
 
-async fn walk(client: &Client, number: u32, history: &SharedHistory) -> Result<String, FsError> {
+async fn walk(
+    client: &Client,
+    number: u32,
+    history: &SharedHistory,
+    may_lose: bool,
+) -> Result<String, FsError> {
     let mut tree = Tree::new(client.getattr(InodeId::ROOT).await?);
     let mut directories = vec![InodeId::ROOT];
     let (mut files, mut bytes) = (0, 0);
@@ -89,7 +103,13 @@ async fn walk(client: &Client, number: u32, history: &SharedHistory) -> Result<S
                 FileKind::File => {
                     let opened = history.borrow_mut().moment();
                     let content = match read_all(client, attributes.inode).await {
-                        Err(error) if is_lost(&error) => continue,
+                        Err(error) if is_lost(&error) => {
+                            if !may_lose {
+                                let detail = format!("{directory}/{name}: {error}");
+                                history.borrow_mut().violated(NO_LOSS, detail);
+                            }
+                            continue;
+                        }
                         read => read?,
                     };
                     (files, bytes) = (files + 1, bytes + content.len());

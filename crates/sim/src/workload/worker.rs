@@ -41,6 +41,8 @@ pub(super) struct Opened {
     pub inode: InodeId,
     pub opened: Moment,
     pub writes: bool,
+    /// With O_SYNC.
+    pub syncs: bool,
 }
 
 /// One program that uses the volume.

@@ -251,6 +251,29 @@ fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
 
+/// Simulation, seeds 4621 and 5668: a third one had joined for a moment, and went before it was seen to
+/// hold everything. The two others had been whole before, and members all the time.
+#[test]
+fn who_has_everything_goes_on_alone_though_another_one_came_and_went() {
+    let mut world = settled();
+    let record = world.data_record(4).clone();
+    for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[105, 106], 4)] {
+        let members = nodes(members);
+        let primary = NodeId(105);
+        let learners = Vec::new();
+        let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
+        for report in world.data.values_mut().filter_map(|held| held.get_mut(&record.id)) {
+            (report.configuration, report.unaligned) = (configuration.clone(), 1);
+        }
+        let command = CommandV1::SetConfiguration { partition: record.id, configuration };
+        assert_eq!(world.log.apply(command), Applied::Done);
+    }
+    world.down.insert(NodeId(104));
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&record.id);
+    world.wait(10_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
+}
+
 /// A new leader of the managers misses one node and has not heard yet that another one has lost its
 /// replica: without the first one there would be a single copy.
 #[test]

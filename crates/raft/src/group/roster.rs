@@ -1,0 +1,73 @@
+//! Whom a group listens to, and a log that is not the group's.
+//!
+//! Raft's log forgets who the members are: what was committed is known after a restart only as far as
+//! somebody had written it down. A voter that restarts may so find itself in a configuration of the past and
+//! be elected by others who are in it too. With the library's rules that is harmless: the configurations
+//! of the past and of the present have a voter in common, who refuses. But the survivor of two
+//! ([`super::alone`]) went on without such a voter. When the lost one is back, and one that had been removed
+//! before, the two can elect a leader (simulation, seed 5228); and a follower takes the word of any
+//! leader of a higher term.
+//!
+//! The owner knows better: its configurations are numbered by somebody who gives each number once (the
+//! managers), and it has its own durable note of the last one. So each message carries its sender's
+//! *epoch*, and who would lead, or stand for election, is heard only if it is a voter of the newest
+//! configuration known here, or knows a newer one. What is not heard is not answered either: an answer
+//! would carry the term of those who went on to those who did not.
+//!
+//! Those have perhaps committed an entry that the group does not have (the empty one with which a leader
+//! begins; who is one of three takes no proposals before it knows of the change to two, [`Group::propose`]).
+//! Such a replica cannot follow the group's log any more: it is refused, and its owner makes it anew.
+
+use milpa_types::{Epoch, NodeId};
+
+use super::Group;
+use crate::message::{Body, Message};
+use crate::types::LogPosition;
+
+/// The newest configuration that the owner has noted. Groups whose owner numbers none have no voters here,
+/// and epoch 0.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Roster {
+    epoch: Epoch,
+    voters: Vec<NodeId>,
+}
+
+impl Group {
+    pub(crate) fn set_roster(&mut self, epoch: Epoch, voters: &[NodeId]) {
+        if epoch > self.roster.epoch {
+            self.roster = Roster { epoch, voters: voters.to_vec() };
+        }
+    }
+
+    pub(super) fn epoch(&self) -> Epoch {
+        self.roster.epoch
+    }
+
+    /// Whether it comes from one who takes itself for a voter, and is none any more.
+    pub(super) fn is_of_the_past(&self, from: NodeId, message: &Message) -> bool {
+        let leads = matches!(
+            message.body,
+            Body::Append { .. }
+                | Body::Heartbeat { .. }
+                | Body::Snapshot(_)
+                | Body::TimeoutNow
+                | Body::Vote { .. }
+        );
+        leads && message.epoch < self.roster.epoch && !self.roster.voters.contains(&from)
+    }
+
+    /// Whether the leader's log has another entry where one was committed here.
+    pub(super) fn is_contradicted_by(&self, message: &Message) -> bool {
+        let Body::Append { prev, entries, .. } = &message.body else { return false };
+        let log = &self.raw.raft.raft_log;
+        let mark = self.raw.store().mark.index;
+        let differs = |position: LogPosition| {
+            position.index >= mark
+                && log.term(position.index).is_ok_and(|term| term != position.term)
+        };
+        std::iter::once(*prev)
+            .chain(entries.iter().map(|entry| entry.position))
+            .take_while(|position| position.index <= log.committed)
+            .any(differs)
+    }
+}
