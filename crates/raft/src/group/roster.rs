@@ -56,18 +56,18 @@ impl Group {
         leads && message.epoch < self.roster.epoch && !self.roster.voters.contains(&from)
     }
 
-    /// Whether the leader's log has another entry where one was committed here.
+    /// Whether the leader's log has another entry where one was committed here, as far as that is still in
+    /// memory. (The library's own `term` says 0 of what is not.)
     pub(super) fn is_contradicted_by(&self, message: &Message) -> bool {
         let Body::Append { prev, entries, .. } = &message.body else { return false };
-        let log = &self.raw.raft.raft_log;
-        let mark = self.raw.store().mark.index;
+        let committed = self.raw.raft.raft_log.committed;
+        let log = self.raw.store();
         let differs = |position: LogPosition| {
-            position.index >= mark
-                && log.term(position.index).is_ok_and(|term| term != position.term)
+            log.term_at(position.index).is_some_and(|term| term != position.term)
         };
         std::iter::once(*prev)
             .chain(entries.iter().map(|entry| entry.position))
-            .take_while(|position| position.index <= log.committed)
+            .take_while(|position| position.index <= committed)
             .any(differs)
     }
 }

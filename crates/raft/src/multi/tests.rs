@@ -345,6 +345,37 @@ fn applied_entries_do_not_fill_the_memory_and_who_lags_gets_a_snapshot() {
     assert!((0..3).all(|i| world.multi(i).tail_bytes() <= 10_000));
 }
 
+/// What the leader sent long ago comes once more, when its entries are in nobody's memory any more.
+#[test]
+fn an_old_append_contradicts_nothing() {
+    let mut world = world(12, 3);
+    world.tail_bytes = 10_000;
+    (0..3).for_each(|i| world.crash(i, 1));
+    world.run(2);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    let mut old = Vec::new();
+    for i in 0..300 {
+        world.propose(1, format!("{i}"));
+        world.run(4);
+        if i < 20 {
+            let sent = world.network.values().filter(|(from, ..)| *from == NodeId(0));
+            old.extend(sent.cloned());
+        }
+    }
+    assert!(old.len() > 10);
+    let now_ms = world.now_ms;
+    let again = (0..).zip(old).map(|(i, frame)| ((now_ms + 1 + i, u64::MAX - i), frame));
+    world.network.extend(again);
+    world.run(1000);
+    world.propose(1, "more".into()).unwrap();
+    world.run(500);
+    assert!(!world.trace.iter().any(|line| line.ends_with("contradicted")));
+    let last = world.nodes[0].machines[&PartitionId(1)].index;
+    assert!(last > 300 && world.nodes.iter().all(|n| n.machines[&PartitionId(1)].index == last));
+    world.check();
+}
+
 /// One storm: 3 nodes, 3 groups, 5 seconds of faults, then 5 seconds to heal.
 fn storm(seed: u64) -> World {
     let mut world = world(seed, 3);
