@@ -110,6 +110,8 @@ impl Disk {
             return self.entry_applied(id, position, None, Ok(()));
         }
         partition.state.configuration = wanted.clone();
+        // Whom to hear does not wait for a disk that may be full.
+        self.driver.multi.set_roster(id, wanted.epoch, &wanted.members);
         self.save_state(
             id,
             Box::new(move |disk| {
@@ -126,7 +128,6 @@ impl Disk {
         if configuration.epoch <= partition.configuration.epoch {
             return;
         }
-        self.driver.multi.set_roster(id, configuration.epoch, &configuration.members);
         tracing::info!(partition = %id, epoch = %configuration.epoch,
             members = ?configuration.members, primary = %configuration.primary, "configuration");
         let is_member = |node: &NodeId| configuration.members.contains(node);

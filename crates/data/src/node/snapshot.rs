@@ -68,6 +68,7 @@ impl Disk {
         partition.state.snapshot = Some(snapshot);
         if configuration.epoch > partition.state.configuration.epoch {
             partition.state.configuration = configuration.clone();
+            self.driver.multi.set_roster(id, configuration.epoch, &configuration.members);
         }
         self.save_state(
             id,

@@ -150,7 +150,7 @@ impl Disk {
         } else {
             None
         };
-        for partition in self.partitions.values_mut() {
+        for partition in self.partitions.values_mut().filter(|p| p.broken.is_none()) {
             partition.primary.refuse(refusal.clone());
         }
     }

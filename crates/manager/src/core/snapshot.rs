@@ -109,10 +109,11 @@ impl State {
             return Err(SnapshotError::Damaged);
         }
         let state = match found {
-            FORMAT_WITHOUT_WHOLE => milpa_wire::decode(body).and_then(from_older),
+            FORMAT_WITHOUT_WHOLE => {
+                milpa_wire::decode(body).and_then(|fields| from_older(fields, BTreeMap::new()))
+            }
             FORMAT_WITH_EPOCHS => {
-                milpa_wire::decode::<(Fields, BTreeMap<PartitionId, Epoch>)>(body)
-                    .and_then(|(fields, _)| from_older(fields))
+                milpa_wire::decode(body).and_then(|(fields, whole)| from_older(fields, whole))
             }
             _ => milpa_wire::decode(body),
         };
@@ -126,8 +127,10 @@ impl State {
     }
 }
 
-/// Who is whole is seen again soon.
-fn from_older(fields: Fields) -> Result<State, DecodeError> {
+/// `whole`: of which epoch it was known that all members are. Of others it is seen again soon.
+fn from_older(fields: Fields, whole: BTreeMap<PartitionId, Epoch>) -> Result<State, DecodeError> {
     let nobody = BTreeMap::<PartitionId, BTreeSet<NodeId>>::new();
-    milpa_wire::decode(&milpa_wire::encode(&(fields, nobody)))
+    let mut state: State = milpa_wire::decode(&milpa_wire::encode(&(fields, nobody)))?;
+    state.members_whole(&whole.into_iter().collect::<Vec<_>>());
+    Ok(state)
 }

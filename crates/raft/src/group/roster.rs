@@ -9,9 +9,9 @@
 //! leader of a higher term.
 //!
 //! The owner knows better: its configurations are numbered by somebody who gives each number once (the
-//! managers), and it has its own durable note of the last one. So each message carries its sender's
+//! managers), and it notes the last one durably before it acts on it. So each message carries its sender's
 //! *epoch*, and who would lead, or stand for election, is heard only if it is a voter of the newest
-//! configuration known here, or knows a newer one. What is not heard is not answered either: an answer
+//! configuration known here (or of the one before, while both count), or knows a newer one. What is not heard is not answered either: an answer
 //! would carry the term of those who went on to those who did not.
 //!
 //! Those have perhaps committed an entry that the group does not have (the empty one with which a leader
@@ -21,6 +21,7 @@
 use milpa_types::{Epoch, NodeId};
 
 use super::Group;
+use super::alone::Alone;
 use crate::message::{Body, Message};
 use crate::types::LogPosition;
 
@@ -53,7 +54,9 @@ impl Group {
                 | Body::TimeoutNow
                 | Body::Vote { .. }
         );
-        leads && message.epoch < self.roster.epoch && !self.roster.voters.contains(&from)
+        let is_voter = self.roster.voters.contains(&from) || self.present.outgoing.contains(&from);
+        let is_given_up = self.alone == Some(Alone::Without(from));
+        leads && (is_given_up || message.epoch < self.roster.epoch && !is_voter)
     }
 
     /// Whether the leader's log has another entry where one was committed here, as far as that is still in
@@ -61,6 +64,10 @@ impl Group {
     pub(super) fn is_contradicted_by(&self, message: &Message) -> bool {
         let Body::Append { prev, entries, .. } = &message.body else { return false };
         let committed = self.raw.raft.raft_log.committed;
+        if self.raw.raft.raft_log.unstable.snapshot.is_some() {
+            // It is about to take the place of what the store has.
+            return false;
+        }
         let log = self.raw.store();
         let differs = |position: LogPosition| {
             log.term_at(position.index).is_some_and(|term| term != position.term)

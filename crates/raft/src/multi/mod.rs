@@ -268,8 +268,8 @@ impl MultiRaft {
         }
     }
 
-    /// Tells the newest configuration of the owner's own, of which it has a durable note: at each start,
-    /// and whenever there is a newer one. Whoever is not one of its voters, and knows none as new, is not
+    /// Tells the newest configuration of the owner's own: at each start the one of which it has a durable note,
+    /// and whenever a newer one comes out of the log or a snapshot. Whoever is not one of its voters, and knows none as new, is not
     /// heard any more. Two configurations of a group never have the same epoch. Older ones change nothing.
     pub fn set_roster(&mut self, group: PartitionId, epoch: Epoch, voters: &[NodeId]) {
         if let Some(group) = self.groups.get_mut(&group) {

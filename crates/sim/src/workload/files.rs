@@ -4,7 +4,7 @@ use bytes::Bytes;
 use milpa_client::{FsError, OpenFlags};
 use milpa_model::content::{Reader, fill};
 use milpa_model::dentry::Call;
-use milpa_types::{AttributeChanges, InodeId, MetaError};
+use milpa_types::{AttributeChanges, DataError, InodeId, MetaError};
 use tokio::time::Instant;
 
 use super::names::{CREATION, what};
@@ -14,6 +14,10 @@ use super::worker::{Opened, Worker};
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Writes to one file; after that it is only read.
 const WRITES_MAX: usize = 60;
+
+fn says_lost(error: &FsError) -> bool {
+    matches!(error, FsError::Data(DataError::Lost { .. }) | FsError::Lost(_))
+}
 
 impl Worker {
     pub(super) async fn create(&mut self) {
@@ -104,8 +108,8 @@ impl Worker {
         match result {
             Ok(()) if syncs => content.synced(index, now),
             Ok(()) => content.acknowledged(index, now),
-            Err(_) => {
-                if syncs {
+            Err(error) => {
+                if syncs && says_lost(&error) {
                     content.loss_was_told();
                 }
                 content.client_failed(client);

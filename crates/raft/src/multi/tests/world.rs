@@ -311,6 +311,7 @@ impl World {
             self.install(i, &install);
         }
         for group in turn.contradicted {
+            assert!(self.strays.contains(&i), "{group} at {i}");
             self.trace.push(format!("{now_ms} {i} {group} contradicted"));
             self.nodes[i].machines.insert(group, Machine::default());
             assert!(self.multi(i).remove_group(group));
