@@ -59,22 +59,26 @@ impl Group {
         leads && (is_given_up || message.epoch < self.roster.epoch && !is_voter)
     }
 
-    /// Whether the leader's log has another entry where one was committed here, as far as that is still in
-    /// memory. (The library's own `term` says 0 of what is not.)
+    /// Whether the leader's log has another entry where one was committed here.
     pub(super) fn is_contradicted_by(&self, message: &Message) -> bool {
         let Body::Append { prev, entries, .. } = &message.body else { return false };
-        let committed = self.raw.raft.raft_log.committed;
-        if self.raw.raft.raft_log.unstable.snapshot.is_some() {
+        let log = &self.raw.raft.raft_log;
+        if log.unstable.snapshot.is_some() {
             // It is about to take the place of what the store has.
             return false;
         }
-        let log = self.raw.store();
+        // The library says 0 of entries that are not in memory any more, and the store does not have yet
+        // what came since the last turn.
+        let term_here = |index: u64| match index + 1 >= log.first_index() {
+            true => log.term(index).ok(),
+            false => self.raw.store().term_at(index),
+        };
         let differs = |position: LogPosition| {
-            log.term_at(position.index).is_some_and(|term| term != position.term)
+            term_here(position.index).is_some_and(|term| term != position.term)
         };
         std::iter::once(*prev)
             .chain(entries.iter().map(|entry| entry.position))
-            .take_while(|position| position.index <= committed)
+            .take_while(|position| position.index <= log.committed)
             .any(differs)
     }
 }
