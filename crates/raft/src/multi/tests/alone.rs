@@ -285,42 +285,49 @@ fn the_survivors_term_is_above_any_that_the_lost_one_can_have_led_in() {
     assert!(reached > 10, "{reached}");
 }
 
-/// The story (simulation, seed 5228): one of three was removed, of the other two one was lost before it had
-/// noted that, and the survivor went on alone. When the first two are back they are a majority of the three
-/// they know, and elect a leader; its term is as high as they have heard any.
+/// One of three was removed, and lost what came after; of the other two one was lost before it had noted
+/// that, and the survivor (1) is about to be told.
+fn a_survivor_whom_two_do_not_know(seed: u64) -> World {
+    let mut world = world(seed, 3);
+    world.flush_ms_max = 1;
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.propose(1, "before".into());
+    world.run(200);
+    let before = world.nodes[0].machines[&GROUP].clone();
+    world.crash(2, FOR_GOOD_MS);
+    let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
+    let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
+    world.until("it has the change", |world| {
+        world.multi(0).status(GROUP).unwrap().persisted >= position.index
+    });
+    // Nothing more reaches its disk.
+    world.nodes[0].flush_done_ms = Some(u64::MAX);
+    world.until("the survivor is one of two", |world| {
+        world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
+    });
+    world.crash(0, FOR_GOOD_MS);
+    world.nodes[0].machines.insert(GROUP, before);
+    world.run(1000);
+    world.strays.extend([0, 2]);
+    world
+}
+
+fn own(world: &mut World, text: String) {
+    let position = world.multi(1).propose(GROUP, text.into()).unwrap();
+    world.until("it is committed", |w| w.nodes[1].machines[&GROUP].index >= position.index);
+}
+
+/// Simulation, seed 5228: when those two are back they are a majority of the three they know, and elect a
+/// leader; its term is as high as they have heard any.
 #[test]
 fn the_lost_one_and_one_that_had_been_removed_lead_nobody_but_themselves() {
     let (mut elected, mut contradicted) = (0, 0);
     for seed in 0..40 {
-        let mut world = world(5000 + seed, 3);
-        world.flush_ms_max = 1;
-        world.found(1, &[0, 1, 2]);
-        world.until("a leader", |world| world.leader(1) == Some(0));
-        world.propose(1, "before".into());
-        world.run(200);
-        let before = world.nodes[0].machines[&GROUP].clone();
-        world.crash(2, FOR_GOOD_MS);
-        let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
-        let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
-        world.until("it has the change", |world| {
-            world.multi(0).status(GROUP).unwrap().persisted >= position.index
-        });
-        // Nothing more reaches its disk.
-        world.nodes[0].flush_done_ms = Some(u64::MAX);
-        world.until("the survivor is one of two", |world| {
-            world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
-        });
-        world.crash(0, FOR_GOOD_MS);
-        world.nodes[0].machines.insert(GROUP, before);
-        world.run(1000);
+        let mut world = a_survivor_whom_two_do_not_know(5000 + seed);
         leave_alone(&mut world, 1, 0);
-        let own = |world: &mut World, text: String| {
-            let position = world.multi(1).propose(GROUP, text.into()).unwrap();
-            world.until("it is committed", |w| w.nodes[1].machines[&GROUP].index >= position.index);
-        };
         (0..3).for_each(|i| own(&mut world, format!("alone {i}")));
         let known = world.multi(1).status(GROUP).unwrap().term;
-        world.strays.extend([0, 2]);
         (world.nodes[0].restart_ms, world.nodes[2].restart_ms) = (world.now_ms, world.now_ms);
         world.run(5000);
         elected += u64::from(world.leaders.values().filter(|node| node.0 == 0).count() > 1);
@@ -341,4 +348,27 @@ fn the_lost_one_and_one_that_had_been_removed_lead_nobody_but_themselves() {
         world.check();
     }
     assert!(elected > 10 && contradicted > 10, "{elected} {contradicted}");
+}
+
+/// They are back before the log says that the survivor is alone.
+#[test]
+fn who_goes_on_alone_hears_the_lost_one_no_more() {
+    let mut elected = 0;
+    for seed in 0..20 {
+        let mut world = a_survivor_whom_two_do_not_know(6000 + seed);
+        let now_ms = world.now_ms;
+        let told = world.multi(1).go_alone(GROUP, NodeId(0), now_ms);
+        assert_eq!(told, Ok(()), "seed {seed}");
+        (world.nodes[0].restart_ms, world.nodes[2].restart_ms) = (now_ms, now_ms);
+        for _ in 0..4000 {
+            world.step();
+            let heard = world.multi(1).status(GROUP).unwrap().leader;
+            assert_ne!(heard, Some(NodeId(0)), "seed {seed}");
+        }
+        elected += u64::from(world.leaders.values().filter(|node| node.0 == 0).count() > 1);
+        leave_alone(&mut world, 1, 0);
+        own(&mut world, "and goes on".into());
+        world.check();
+    }
+    assert!(elected > 5, "{elected}");
 }
