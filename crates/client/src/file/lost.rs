@@ -81,8 +81,10 @@ impl Inner {
         gone
     }
 
-    /// Where the file ends without what is lost of it at its end: not before what was written here since.
-    pub(super) async fn end_without_lost(&self, file: &FileState, gone: &Gone) -> u64 {
+    /// Where the file, whose content was just loaded, ends without what is lost of it at its end: not before
+    /// what was written here since.
+    pub(super) async fn end_without_lost(&self, file: &FileState) -> u64 {
+        let gone = self.gone_extents(file).await;
         let (mut end, written, unflushed) = {
             let content = &file.shared().content;
             (content.size(), content.written_end(), content.unflushed_segments())

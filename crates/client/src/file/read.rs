@@ -124,7 +124,7 @@ impl Inner {
         }
         if !lost_parts.is_empty() {
             self.check_unflushed(file, &lost_parts).await?;
-            let end = self.end_without_lost(file, gone).await;
+            let end = self.end_without_lost(file).await;
             shorten(&mut pieces, end.saturating_sub(offset));
         }
         Ok(pieces)
