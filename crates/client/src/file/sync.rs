@@ -118,7 +118,13 @@ impl Inner {
             Ok(()) | Err(FsError::Data(DataError::NoExtent)) => {}
             Err(error) => file.shared().failed(error),
         }
-        flushed.and(published)
+        match flushed {
+            // Nothing hides that a publish failed: what it was about has been given up.
+            Err(FsError::Data(DataError::NoExtent)) => {
+                published.and(flushed.map(|()| Published::All))
+            }
+            flushed => flushed.and(published),
+        }
     }
 
     /// Has all members flush what was appended before and they may not have on disk.

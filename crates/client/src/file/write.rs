@@ -58,7 +58,11 @@ impl Inner {
         }
         if handle.flags.sync {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
-            detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await?;
+            let synced =
+                detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await;
+            // Who sent in the background meanwhile may have had to give up these bytes.
+            let earlier = handle.untold_failure();
+            synced.and(earlier.map_or(Ok(()), Err))?;
         }
         Ok(end)
     }

@@ -5,8 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use milpa_client::{FsError, OpenFlags};
-use milpa_types::{DataError, InodeId};
+use milpa_types::{DataError, InodeId, MetaError};
 use milpa_wire::data::DataRequest;
+use milpa_wire::meta::{MetaRequest, MetaWrite};
 use tokio::time::Instant;
 
 use crate::cluster::{Call, Cluster, DATA, Fault, OWNER, create, name, pattern, read, write};
@@ -305,6 +306,25 @@ async fn a_file_ends_before_lost_bytes_though_the_extent_behind_them_is_gone() {
     let read = fresh.read(handle, 0, 310_000).await.unwrap().concat();
     assert_eq!(read.len(), 300_000, "it ends where the lost bytes begin");
     assert!(read == pattern(1, 300_000));
+}
+
+/// Found by the simulation (seed 2902): the session expired during a write with O_SYNC; its bytes were given up, a
+/// member that had deleted them already had no such extent, and with nothing left to send the write succeeded.
+#[tokio::test(start_paused = true)]
+async fn a_write_with_o_sync_fails_when_its_bytes_are_given_up() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let flags = OpenFlags { sync: true, ..OpenFlags::read_write() };
+    let opened = client.create(InodeId::ROOT, &name("f"), OWNER, flags).await.unwrap();
+    cluster.once(Fault::Meta(MetaError::UnknownSession), |call| {
+        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Publish(_), .. }))
+    });
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Flush { .. }) => Some(Fault::Data(DataError::NoExtent)),
+        _ => None,
+    });
+    let written = client.write(opened.handle, 0, pattern(1, 200_000), false).await;
+    assert!(matches!(written, Err(FsError::Stale(_))), "{written:?}");
 }
 
 /// Found by power cuts on real processes (seed 204): one of the members never had the extent that the
