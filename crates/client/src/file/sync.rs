@@ -118,12 +118,11 @@ impl Inner {
             Ok(()) | Err(FsError::Data(DataError::NoExtent)) => {}
             Err(error) => file.shared().failed(error),
         }
-        match flushed {
-            // Nothing hides that a publish failed: what it was about has been given up.
-            Err(FsError::Data(DataError::NoExtent)) => {
-                published.and(flushed.map(|()| Published::All))
-            }
-            flushed => flushed.and(published),
+        match (flushed, published) {
+            // Who is told that an extent is gone looks whether the file still has it, and begins anew: that
+            // must not hide a publish that failed, as what it was about has been given up.
+            (Err(FsError::Data(DataError::NoExtent)), Err(failure)) => Err(failure),
+            (flushed, published) => flushed.and(published),
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use milpa_client::{FsError, OpenFlags};
+use milpa_client::{Client, FsError, HandleId, OpenFlags};
 use milpa_types::{DataError, InodeId, MetaError};
 use milpa_wire::data::DataRequest;
 use milpa_wire::meta::{MetaRequest, MetaWrite};
@@ -165,16 +165,22 @@ async fn a_file_ends_where_power_took_bytes_that_were_never_synced() {
     assert!(read(&other, "/log").await == [pattern(1, 300_000), pattern(3, 1_000)].concat());
 }
 
+/// A file of 300,000 bytes that are on disk, open for more.
+async fn synced_log(client: &Client) -> (InodeId, HandleId) {
+    write(client, "/log", &pattern(1, 300_000)).await;
+    let inode = client.resolve(b"/log", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    client.fsync(handle, false).await.unwrap();
+    (inode, handle)
+}
+
 /// Found by the simulation (seed 5182): behind the bytes of one client lay those of another, and both left
 /// zeros that nobody had written.
 #[tokio::test(start_paused = true)]
 async fn a_file_ends_where_power_took_what_several_clients_wrote_in_turn() {
     let cluster = Cluster::new();
     let (one, two) = (cluster.client().await, cluster.client().await);
-    write(&one, "/log", &pattern(1, 300_000)).await;
-    let inode = one.resolve(b"/log", true).await.unwrap().inode;
-    let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
-    one.fsync(handle, false).await.unwrap();
+    let (inode, _) = synced_log(&one).await;
     for (client, offset) in [(&one, 300_000), (&two, 320_000), (&one, 340_000)] {
         let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
         client.write(handle, offset, pattern(2, 20_000), false).await.unwrap();
@@ -269,10 +275,7 @@ async fn a_file_whose_lost_bytes_took_their_extent_along_is_cut_like_others() {
 async fn a_file_ends_before_lost_bytes_though_the_extent_behind_them_is_gone() {
     let cluster = Cluster::new();
     let (one, two) = (cluster.client().await, cluster.client().await);
-    write(&one, "/log", &pattern(1, 300_000)).await;
-    let inode = one.resolve(b"/log", true).await.unwrap().inode;
-    let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
-    one.fsync(handle, false).await.unwrap();
+    let (inode, handle) = synced_log(&one).await;
     one.write(handle, 300_000, pattern(2, 20_000), false).await.unwrap();
     one.flush(handle).await.unwrap();
     let others = two.open(inode, OpenFlags::read_write()).await.unwrap().handle;
@@ -325,6 +328,32 @@ async fn a_write_with_o_sync_fails_when_its_bytes_are_given_up() {
     });
     let written = client.write(opened.handle, 0, pattern(1, 200_000), false).await;
     assert!(matches!(written, Err(FsError::Stale(_))), "{written:?}");
+}
+
+/// The same when others send the bytes, while the write waits for its turn, and have to give them up.
+#[tokio::test(start_paused = true)]
+async fn a_write_with_o_sync_fails_when_others_give_its_bytes_up() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let synced = OpenFlags { sync: true, ..OpenFlags::read_write() };
+    let opened = client.create(InodeId::ROOT, &name("f"), OWNER, synced).await.unwrap();
+    let inode = opened.attributes.inode;
+    let other = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let mut appends = 0;
+    cluster.rule(move |call| match call {
+        Call::Data(_, DataRequest::Append(_)) => {
+            appends += 1;
+            let is_first = appends == 1;
+            let full = Fault::Data(DataError::NoSpace);
+            Some(if is_first { Fault::Slow(Duration::from_secs(1)) } else { full })
+        }
+        _ => None,
+    });
+    client.write(other, 0, pattern(1, 100_000), false).await.unwrap();
+    let (first, second) = (client.flush(other), client.flush(other));
+    let write = client.write(opened.handle, 100_000, pattern(2, 50_000), false);
+    let (.., written) = tokio::join!(first, second, write);
+    assert_eq!(written, Err(FsError::Data(DataError::NoSpace)));
 }
 
 /// Found by power cuts on real processes (seed 204): one of the members never had the extent that the

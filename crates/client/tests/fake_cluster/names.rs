@@ -1,10 +1,12 @@
 //! Names and directories.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use milpa_client::{Client, FsError, OpenFlags};
 use milpa_types::{InodeId, MetaError, MetaSlot};
 use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
+use tokio::sync::Notify;
 
 use crate::cluster::{Call, Cluster, Fault, OWNER, create, name, pattern, read, write};
 
@@ -191,12 +193,21 @@ async fn begin_to_remove_f(
     cluster: &Cluster,
     client: &Client,
 ) -> tokio::task::JoinHandle<Result<(), FsError>> {
-    cluster.once(Fault::Hangs, |call| {
-        matches!(call, Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. }))
+    let sent = Arc::new(Notify::new());
+    let sending = Arc::clone(&sent);
+    cluster.once(Fault::Hangs, move |call| {
+        let is_removal = matches!(
+            call,
+            Call::Meta(_, MetaRequest::Write { write: MetaWrite::Unlink { .. }, .. })
+        );
+        if is_removal {
+            sending.notify_one();
+        }
+        is_removal
     });
     let client = client.clone();
     let removing = tokio::spawn(async move { client.unlink(InodeId::ROOT, &name("f")).await });
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    sent.notified().await;
     removing
 }
 

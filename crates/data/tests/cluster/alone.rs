@@ -6,7 +6,7 @@ use bytes::Bytes;
 use milpa_types::{DataError, Epoch, NodeId};
 use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
 
-use super::nodes::{self, PARTITION, configuration, pattern};
+use super::nodes::{self, PARTITION, configuration, learning, pattern};
 use super::run;
 
 /// Goal: the survivor has what was appended and overwritten, acknowledged by the two; while it is alone
@@ -51,6 +51,42 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
         assert!(held.get(..300_000) == Some(&bytes[..]));
         cluster.overwrite(&[1, 3], 5, extent, 0, &bytes[..100]).await;
         cluster.append_patiently(1, 5, AppendTarget::New { token: 3 }, &bytes).await;
+    });
+}
+
+/// What the two may have committed that were given up for good and came back together: here node 3 has a
+/// history of its own, in the same group. It cannot follow the group's log, leaves, and is made anew.
+#[test]
+fn who_has_committed_something_else_is_made_anew() {
+    run(async |cluster| {
+        let (bytes, new) = (pattern(1, 300_000), AppendTarget::New { token: 1 });
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        cluster.create_replica(3, configuration(1, &[3])).await;
+        for _ in 0..4 {
+            cluster.leader(&[3]).await;
+            cluster.kill_node(3).await;
+            cluster.start_node(3).await;
+        }
+        cluster.leader(&[3]).await;
+        cluster.configure(learning(3, 3), &[1, 2]).await;
+        nodes::until("it is out of service", async || {
+            cluster.report(3).await.is_none().then_some(())
+        })
+        .await;
+        let read = cluster.read(3, extent, 0..1, false).await;
+        assert_eq!(read, Err(DataError::DiskFailed));
+        cluster.create_replica(3, learning(3, 3)).await;
+        nodes::until("it has all", async || {
+            let leader = cluster.report(cluster.leader(&[1, 2]).await).await?;
+            let primary = cluster.report(1).await?;
+            (primary.unaligned == 0 && leader.current.contains(&NodeId(3))).then_some(())
+        })
+        .await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
+        assert!(held.get(..300_000) == Some(&bytes[..]));
     });
 }
 

@@ -134,3 +134,27 @@ fn from_older(fields: Fields, whole: BTreeMap<PartitionId, Epoch>) -> Result<Sta
     state.members_whole(&whole.into_iter().collect::<Vec<_>>());
     Ok(state)
 }
+
+#[cfg(test)]
+mod tests {
+    use milpa_wire::encode;
+
+    use super::*;
+    use crate::core::CommandV1;
+    use crate::core::tests::Log;
+
+    /// Format 3 had an epoch for each partition: what it says of the present one counts for all its members.
+    #[test]
+    fn who_is_whole_by_format_3_is_whole_still() {
+        let mut log = Log::with_nodes(3, 3);
+        log.volume("home", 1, 2);
+        let [known, stale] = [PartitionId(2), PartitionId(3)];
+        log.apply(CommandV1::MembersWhole { partitions: vec![(known, Epoch(1))] });
+        type Format4 = (Fields, BTreeMap<PartitionId, BTreeSet<NodeId>>);
+        let (fields, whole): Format4 = milpa_wire::decode(&encode(&log.state)).unwrap();
+        assert_eq!(whole.keys().collect::<Vec<_>>(), [&known]);
+        let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));
+        let head = [MAGIC, FORMAT_WITH_EPOCHS.to_le_bytes(), crc32c(&body).to_le_bytes()].concat();
+        assert_eq!(State::decode(&[head, body].concat()), Ok(log.state.clone()));
+    }
+}

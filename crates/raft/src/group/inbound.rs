@@ -26,10 +26,6 @@ impl Group {
             Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
                 return;
             }
-            Body::Append { .. } if is_current && self.is_contradicted_by(&message) => {
-                self.is_contradicted = true;
-                return;
-            }
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
                 self.leader_heard_ms = Some(now_ms);
                 self.tell_lost(from, &message);

@@ -141,8 +141,6 @@ pub(crate) struct Group {
     /// What was promised here is forgotten, and may not be forgotten by the others yet.
     rejoining: Option<Rejoining>,
     roster: Roster,
-    /// The group's log is not the one of which something was committed here.
-    is_contradicted: bool,
 }
 
 fn role_of(state: StateRole) -> Role {
@@ -221,7 +219,6 @@ impl Group {
             alone: None,
             rejoining: None,
             roster: Roster::default(),
-            is_contradicted: false,
         };
         group.settle();
         Ok(group)
@@ -268,10 +265,6 @@ impl Group {
 
     fn leader(&self) -> Option<NodeId> {
         some_node(self.raw.raft.leader_id)
-    }
-
-    pub(crate) fn is_contradicted(&self) -> bool {
-        self.is_contradicted
     }
 
     pub(crate) fn leads_in(&self) -> Option<u64> {

@@ -59,26 +59,38 @@ impl Group {
         leads && (is_given_up || message.epoch < self.roster.epoch && !is_voter)
     }
 
-    /// Whether the leader's log has another entry where one was committed here.
-    pub(super) fn is_contradicted_by(&self, message: &Message) -> bool {
-        let Body::Append { prev, entries, .. } = &message.body else { return false };
+    /// Whether a message comes from a leader whose log has another entry where one was committed here.
+    pub(crate) fn is_contradicted_by(&self, from: NodeId, message: &Message) -> bool {
+        let (first, more) = match &message.body {
+            Body::Append { prev, entries, .. } => (*prev, &entries[..]),
+            Body::Snapshot(snapshot) => (snapshot.position, &[][..]),
+            _ => return false,
+        };
         let log = &self.raw.raft.raft_log;
-        if log.unstable.snapshot.is_some() {
-            // It is about to take the place of what the store has.
+        // What is about to take the place of all that the store has contradicts nothing.
+        let is_replaced = log.unstable.snapshot.is_some();
+        if message.term < self.raw.raft.term || is_replaced || self.is_of_the_past(from, message) {
             return false;
+        }
+        std::iter::once(first)
+            .chain(more.iter().map(|entry| entry.position))
+            .take_while(|position| position.index <= log.committed)
+            .any(|position| self.has_another_at(position))
+    }
+
+    /// Whether the log has, or had before it was compacted, an entry of another term at this index.
+    fn has_another_at(&self, LogPosition { term, index }: LogPosition) -> bool {
+        let (log, store) = (&self.raw.raft.raft_log, self.raw.store());
+        if index < store.mark.index {
+            // Which one it was is forgotten, but terms do not fall.
+            return term > store.mark.term;
         }
         // The library says 0 of entries that are not in memory any more, and the store does not have yet
         // what came since the last turn.
-        let term_here = |index: u64| match index + 1 >= log.first_index() {
+        let own = match index + 1 >= log.first_index() {
             true => log.term(index).ok(),
-            false => self.raw.store().term_at(index),
+            false => store.term_at(index),
         };
-        let differs = |position: LogPosition| {
-            term_here(position.index).is_some_and(|term| term != position.term)
-        };
-        std::iter::once(*prev)
-            .chain(entries.iter().map(|entry| entry.position))
-            .take_while(|position| position.index <= log.committed)
-            .any(differs)
+        own.is_some_and(|own| own != term)
     }
 }

@@ -268,9 +268,10 @@ impl MultiRaft {
         }
     }
 
-    /// Tells the newest configuration of the owner's own: at each start the one of which it has a durable note,
-    /// and whenever a newer one comes out of the log or a snapshot. Whoever is not one of its voters, and knows none as new, is not
-    /// heard any more. Two configurations of a group never have the same epoch. Older ones change nothing.
+    /// Tells the newest configuration of the owner's own: at each start the one of which it has a
+    /// durable note, and whenever a newer one comes out of the log or a snapshot. Whoever is not one of
+    /// its voters, and knows none as new, is not heard any more. Two configurations of a group never
+    /// have the same epoch. Older ones change nothing.
     pub fn set_roster(&mut self, group: PartitionId, epoch: Epoch, voters: &[NodeId]) {
         if let Some(group) = self.groups.get_mut(&group) {
             group.set_roster(epoch, voters);
@@ -419,12 +420,13 @@ impl MultiRaft {
         }
         for (id, message) in frame.messages {
             let Some(group) = self.groups.get_mut(&id) else { continue };
-            group.step(from, message, &self.setting, now_ms);
-            self.dirty.insert(id);
-            if group.is_contradicted() {
+            if group.is_contradicted_by(from, &message) {
                 self.refuse_group(id);
                 self.contradicted.push(id);
+                continue;
             }
+            group.step(from, message, &self.setting, now_ms);
+            self.dirty.insert(id);
         }
         Ok(())
     }

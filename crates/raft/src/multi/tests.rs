@@ -7,6 +7,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::*;
+use crate::message::{Body, Message};
 use crate::types::{ReadReady, Role};
 use crate::wal::{EntryKind, LogEntry};
 
@@ -343,6 +344,43 @@ fn applied_entries_do_not_fill_the_memory_and_who_lags_gets_a_snapshot() {
     world.run(500);
     world.check();
     assert!((0..3).all(|i| world.multi(i).tail_bytes() <= 10_000));
+}
+
+/// While the old members count, one of them may be the only one who can lead: it is heard, though those who
+/// know that they are to go have noted that already, and it has not.
+#[test]
+fn an_old_member_is_heard_until_a_joint_change_is_complete() {
+    let mut world = world(13, 4);
+    let group = PartitionId(1);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.multi(3).create_group(group, &[], &[], false);
+    world.nodes[3].machines.entry(group).or_default();
+    let nodes = |list: &[u32]| list.iter().map(|&i| NodeId(i)).collect::<Vec<_>>();
+    let learns = MemberChange { voters: nodes(&[0, 1, 2]), learners: nodes(&[3]) };
+    world.multi(0).propose_change(group, &learns, Bytes::new()).unwrap();
+    world.until("it learns", |world| world.nodes[3].machines[&group].index > 2);
+    let replaces = MemberChange { voters: nodes(&[0, 2, 3]), learners: vec![] };
+    world.multi(0).propose_change(group, &replaces, Bytes::new()).unwrap();
+    world.until("both count", |world| world.multi(2).status(group).unwrap().members.is_joint());
+    world.cut.extend(nodes(&[0, 1, 3]).into_iter().flat_map(|i| [(i, NodeId(2)), (NodeId(2), i)]));
+    world.run(3000);
+    let status = world.multi(2).status(group).unwrap();
+    assert!(status.members.is_joint());
+    let (term, now_ms) = (status.term, world.now_ms);
+    let mut hears = |from: u32| {
+        let last = LogPosition { term: term + 1, index: 1000 };
+        let body = Body::Vote { is_pre: true, last, commit: last, is_transfer: false };
+        let frame = Frame { messages: vec![(group, Message::new(term + 2, body))] };
+        let multi = world.multi(2);
+        multi.step_frame(NodeId(from), frame.encode(), now_ms).unwrap();
+        let sent = multi.turn(now_ms).messages.into_iter().filter(|(to, _)| *to == NodeId(from));
+        let mut bodies =
+            sent.flat_map(|(_, frame)| frame.messages).map(|(_, message)| message.body);
+        bodies.any(|body| matches!(body, Body::VoteAnswer { is_granted: true, .. }))
+    };
+    assert!(hears(1), "an old member, of the epoch before");
+    assert!(!hears(7), "nobody");
 }
 
 /// What the leader sent long ago comes once more, when its entries are in nobody's memory any more.

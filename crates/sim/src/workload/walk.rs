@@ -15,8 +15,6 @@ use crate::trace;
 /// Bytes asked for at once.
 const READ_BYTES: u32 = 256 << 10;
 const PAGE: u32 = 100;
-/// The check of that name.
-const NO_LOSS: &str = "no loss without two failures";
 
 async fn list(client: &Client, directory: InodeId) -> Result<Vec<(Name, Attributes)>, FsError> {
     let (mut listed, mut after) = (Vec::new(), None);
@@ -106,7 +104,8 @@ async fn walk(
                         Err(error) if is_lost(&error) => {
                             if !may_lose {
                                 let detail = format!("{directory}/{name}: {error}");
-                                history.borrow_mut().violated(NO_LOSS, detail);
+                                let check = "no loss without two failures";
+                                history.borrow_mut().violated(check, detail);
                             }
                             continue;
                         }

@@ -230,23 +230,26 @@ fn who_has_just_started_waits_for_a_dead_node_once_more() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
 }
 
+/// A configuration of a partition, with 105 as its primary, that is in force before its members hold the same.
+fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32]) {
+    let (partition, members) = (PartitionId(partition), nodes(members));
+    let (primary, learners) = (NodeId(105), Vec::new());
+    let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        (report.configuration, report.unaligned) = (configuration.clone(), 1);
+    }
+    let command = CommandV1::SetConfiguration { partition, configuration };
+    assert_eq!(world.log.apply(command), Applied::Done);
+}
+
 #[test]
 fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     let mut world = settled();
     // One joins that was never seen to have all, before one of the others goes.
-    let record = world.data_record(4).clone();
     for (members, epoch) in [(&[105, 106], 2), (&[104, 105], 3)] {
-        let members = nodes(members);
-        let primary = NodeId(105);
-        let learners = Vec::new();
-        let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
-        for report in world.data.values_mut().filter_map(|held| held.get_mut(&record.id)) {
-            (report.configuration, report.unaligned) = (configuration.clone(), 1);
-        }
-        let command = CommandV1::SetConfiguration { partition: record.id, configuration };
-        assert_eq!(world.log.apply(command), Applied::Done);
+        adopt_unaligned(&mut world, 4, epoch, members);
     }
-    world.data.get_mut(&NodeId(105)).unwrap().remove(&record.id);
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&PartitionId(4));
     world.wait(10_000);
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
@@ -256,20 +259,11 @@ fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
 #[test]
 fn who_has_everything_goes_on_alone_though_another_one_came_and_went() {
     let mut world = settled();
-    let record = world.data_record(4).clone();
     for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[105, 106], 4)] {
-        let members = nodes(members);
-        let primary = NodeId(105);
-        let learners = Vec::new();
-        let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
-        for report in world.data.values_mut().filter_map(|held| held.get_mut(&record.id)) {
-            (report.configuration, report.unaligned) = (configuration.clone(), 1);
-        }
-        let command = CommandV1::SetConfiguration { partition: record.id, configuration };
-        assert_eq!(world.log.apply(command), Applied::Done);
+        adopt_unaligned(&mut world, 4, epoch, members);
     }
     world.down.insert(NodeId(104));
-    world.data.get_mut(&NodeId(106)).unwrap().remove(&record.id);
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&PartitionId(4));
     world.wait(10_000);
     assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
 }

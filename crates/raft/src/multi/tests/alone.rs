@@ -4,7 +4,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
-use super::world::{World, world};
+use super::world::{Machine, World, world};
 use crate::types::MemberChange;
 
 const GROUP: PartitionId = PartitionId(1);
@@ -245,29 +245,41 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
     }
 }
 
+/// Three, of whom 0 leads.
+fn three(seed: u64) -> World {
+    let mut world = world(seed, 3);
+    world.flush_ms_max = 1;
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.propose(1, "before".into());
+    world.run(200);
+    world
+}
+
+/// The third of three is removed, and the leader's disk takes nothing that tells that this was committed.
+/// Gives the leader's state from before.
+fn become_a_pair(world: &mut World) -> Machine {
+    let before = world.nodes[0].machines[&GROUP].clone();
+    let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
+    let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
+    world.until("it has the change", |world| {
+        world.multi(0).status(GROUP).unwrap().persisted >= position.index
+    });
+    world.nodes[0].flush_done_ms = Some(u64::MAX);
+    world.until("the survivor is one of two", |world| {
+        world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
+    });
+    before
+}
+
 /// The lost one had restarted before it knew that the change to two was committed, and led once more with
 /// the third one's vote, in a term of which the survivor never heard.
 #[test]
 fn the_survivors_term_is_above_any_that_the_lost_one_can_have_led_in() {
     let mut reached = 0;
     for seed in 0..20 {
-        let mut world = world(4000 + seed, 3);
-        world.flush_ms_max = 1;
-        world.found(1, &[0, 1, 2]);
-        world.until("a leader", |world| world.leader(1) == Some(0));
-        world.propose(1, "before".into());
-        world.run(200);
-        let before = world.nodes[0].machines[&GROUP].clone();
-        let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
-        let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
-        world.until("it has the change", |world| {
-            world.multi(0).status(GROUP).unwrap().persisted >= position.index
-        });
-        // Nothing more reaches its disk.
-        world.nodes[0].flush_done_ms = Some(u64::MAX);
-        world.until("the survivor is one of two", |world| {
-            world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
-        });
+        let mut world = three(4000 + seed);
+        let before = become_a_pair(&mut world);
         world.cut.extend([(NodeId(0), NodeId(1)), (NodeId(1), NodeId(0))]);
         world.crash(0, 10);
         world.nodes[0].machines.insert(GROUP, before);
@@ -288,24 +300,9 @@ fn the_survivors_term_is_above_any_that_the_lost_one_can_have_led_in() {
 /// One of three was removed, and lost what came after; of the other two one was lost before it had noted
 /// that, and the survivor (1) is about to be told.
 fn a_survivor_whom_two_do_not_know(seed: u64) -> World {
-    let mut world = world(seed, 3);
-    world.flush_ms_max = 1;
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
-    world.propose(1, "before".into());
-    world.run(200);
-    let before = world.nodes[0].machines[&GROUP].clone();
+    let mut world = three(seed);
     world.crash(2, FOR_GOOD_MS);
-    let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
-    let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
-    world.until("it has the change", |world| {
-        world.multi(0).status(GROUP).unwrap().persisted >= position.index
-    });
-    // Nothing more reaches its disk.
-    world.nodes[0].flush_done_ms = Some(u64::MAX);
-    world.until("the survivor is one of two", |world| {
-        world.multi(1).status(GROUP).unwrap().members.voters.len() == 2
-    });
+    let before = become_a_pair(&mut world);
     world.crash(0, FOR_GOOD_MS);
     world.nodes[0].machines.insert(GROUP, before);
     world.run(1000);
