@@ -374,15 +374,6 @@ impl Client {
         self.counted(operation, self.inner.fsync(handle)).await
     }
 
-    /// [`fsync`](Client::fsync) by inode, for a file that may not be open here.
-    ///
-    /// # Errors
-    ///
-    /// As [`fsync`](Client::fsync).
-    pub async fn fsync_inode(&self, inode: InodeId) -> Result<(), FsError> {
-        self.counted("fsync", self.inner.fsync_inode(inode)).await
-    }
-
     /// fsync of a directory. Its changes were durable when they were acknowledged.
     ///
     /// # Errors

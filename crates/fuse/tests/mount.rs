@@ -137,6 +137,23 @@ fn a_failed_fsync_reaches_the_caller() {
     assert_eq!(errno_of(file.sync_all()), libc::EIO);
 }
 
+/// What the client's warnings of a loss rest on: a failure reaches the program if the kernel, which asks once
+/// more after its readahead has failed, hears of it a second time.
+#[test]
+fn a_read_that_fails_once_is_asked_for_again() {
+    let mounted = Mounted::new();
+    mounted.plant("file", &[7; 100_000]);
+    let file = File::open(mounted.path("file")).unwrap();
+    let mut page = [0; 4096];
+    mounted.memory.failing_reads.store(1, Ordering::SeqCst);
+    file.read_exact_at(&mut page, 0).unwrap();
+    assert_eq!(page, [7; 4096]);
+    mounted.memory.failing_reads.store(2, Ordering::SeqCst);
+    assert_eq!(errno_of(file.read_at(&mut page, 50_000)), libc::EIO);
+    file.read_exact_at(&mut page, 50_000).unwrap();
+    assert_eq!(page, [7; 4096]);
+}
+
 #[test]
 fn names_are_made_linked_renamed_and_removed() {
     let mounted = Mounted::new();

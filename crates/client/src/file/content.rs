@@ -56,6 +56,8 @@ pub(crate) struct Content {
     dirty: RangeMap,
     sending: RangeMap,
     kept: RangeMap,
+    /// The last push left what was written to the publish, as the file fitted into its inode.
+    left_to_publish: bool,
     /// Where the kept bytes were put.
     overwritten: SegmentMap,
     untold: Untold,
@@ -133,6 +135,7 @@ impl Content {
             dirty: RangeMap::default(),
             sending: RangeMap::default(),
             kept: RangeMap::default(),
+            left_to_publish: false,
             overwritten: SegmentMap::default(),
             untold: Untold::default(),
             telling: None,
@@ -332,7 +335,8 @@ impl Content {
         debug_assert!(self.sending.is_empty(), "one push at a time");
         let leaving_inode = self.inline.is_some() && !self.segments.is_empty();
         let nothing_to_send = self.dirty.is_empty() && !leaving_inode;
-        if nothing_to_send || self.fits_inline(inline_bytes_max) {
+        self.left_to_publish = !nothing_to_send && self.fits_inline(inline_bytes_max);
+        if nothing_to_send || self.left_to_publish {
             return None;
         }
         // Nothing is on its way.
@@ -487,11 +491,13 @@ impl Content {
         released
     }
 
-    /// Whether a publish must wait for another push: what is known here of the content is old, or a
-    /// part of it that leaves the inode is not on the data nodes yet.
-    pub(crate) fn is_behind(&self) -> bool {
+    /// Whether a publish must wait for another push: what is known here of the content is old, a part
+    /// of it that leaves the inode is not on the data nodes yet, or what was to go into the inode no longer fits.
+    pub(crate) fn is_behind(&self, inline_bytes_max: u64) -> bool {
         let leaves_inode = self.leaves_inode();
-        self.has_untold() && (self.stale || leaves_inode && !self.inline_below().is_empty())
+        let has_grown = self.left_to_publish && !self.fits_inline(inline_bytes_max);
+        let is_unsent = leaves_inode && !self.inline_below().is_empty();
+        self.has_untold() && (self.stale || is_unsent || has_grown)
     }
 
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a

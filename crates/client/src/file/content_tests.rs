@@ -340,7 +340,7 @@ impl World {
             if !self.push(Scope::All, usize::MAX, None, None) {
                 return;
             }
-            if self.content.is_behind() {
+            if self.content.is_behind(INLINE) {
                 continue;
             }
             let Some(publish) = self.content.begin_publish(INLINE, false) else { return };
@@ -588,4 +588,20 @@ fn content_on_its_way_out_of_the_inode_is_not_put_over_a_newer_one() {
     world.check();
     let other = Content::new(world.servers.attributes, world.servers.content()).unwrap();
     assert_eq!(world.servers.read(other.sources(0, 1 << 30)), world.model);
+}
+
+/// Story: a push left a small file to its publish, to go into the inode. Before that began another thread made
+/// the file large: the publish took none of the bytes, and fsync succeeded over it.
+#[test]
+fn what_no_longer_fits_into_the_inode_is_pushed_before_it_is_published() {
+    let mut world = World::new();
+    world.write(0, 30);
+    let push = |world: &mut World| world.content.begin_push(Scope::All, Placing::InPlace, INLINE);
+    assert!(push(&mut world).is_none(), "it fits");
+    assert!(!world.content.is_behind(INLINE));
+    world.write(30, 200_000);
+    assert!(world.content.is_behind(INLINE));
+    world.publish(true, None, None);
+    let there = Content::new(world.servers.attributes, world.servers.content()).unwrap();
+    assert_eq!(world.servers.read(there.sources(0, 1 << 30)), world.model);
 }

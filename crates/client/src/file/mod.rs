@@ -6,6 +6,7 @@
 
 pub(crate) mod budget;
 pub(crate) mod content;
+mod failures;
 mod lost;
 pub(crate) mod open;
 pub(crate) mod pages;
@@ -33,6 +34,7 @@ use crate::handle::{HandleId, OpenFlags};
 use crate::session::Ticket;
 use crate::stats::Stats;
 use content::Content;
+use failures::{Failures, Listener};
 
 /// A file in use.
 pub(crate) struct FileState {
@@ -84,17 +86,6 @@ struct InDoubt {
     ticket: Ticket,
 }
 
-/// What went wrong in the background.
-#[derive(Clone, Debug, Default)]
-struct Failures {
-    count: u64,
-    last: Option<FsError>,
-    /// Which of them was the last that cost acknowledged bytes.
-    lost: u64,
-    /// Up to which one some fsync or close has told.
-    told: u64,
-}
-
 impl FileState {
     fn new(content: Content, generation: u64) -> FileState {
         let shared = Shared {
@@ -130,19 +121,6 @@ impl FileState {
 }
 
 impl Shared {
-    /// Remembers a failure for every handle that is open now.
-    fn failed(&mut self, error: &FsError) {
-        self.failures.count += 1;
-        self.failures.last = Some(error.clone());
-    }
-
-    /// Remembers a failure that cost bytes which were acknowledged: also for the readers of handles to
-    /// come, until somebody was told.
-    fn lost(&mut self, error: &FsError) {
-        self.failed(error);
-        self.failures.lost = self.failures.count;
-    }
-
     /// Gives up everything that is not published. Gives how many bytes left the buffer.
     fn discard(&mut self) -> u64 {
         self.in_doubt = None;
@@ -173,13 +151,7 @@ pub(crate) struct Handle {
     pub flags: OpenFlags,
     /// The session's generation at the open.
     generation: u64,
-    /// Failures that were before its time: none of its writes' business.
-    before: u64,
-    /// Failures that this handle's user was told of by fsync or close, or somebody was before its time.
-    /// As in Linux (errseq_t), one that nobody has heard of is told to who comes later.
-    told: AtomicU64,
-    /// Failures that a reader knows of: the same, or from any call that failed.
-    warned: AtomicU64,
+    listener: Mutex<Listener>,
     /// What the kernel was told to do with the file's pages…
     drop: Option<pages::Drop>,
     /// …and whether it is known to have done it.
@@ -187,32 +159,10 @@ pub(crate) struct Handle {
 }
 
 impl Handle {
-    /// What failed in the background and was not told yet. A writer hears of it at the next write,
-    /// and again at fsync or close: no program may miss it.
-    fn failure_to_tell(&self) -> Option<FsError> {
-        let Failures { count, last, .. } = self.file.shared().failures.clone();
-        let known = self.told.load(Ordering::Relaxed).max(self.before);
-        let failure = last.filter(|_| known < count)?;
-        self.warned.fetch_max(count, Ordering::Relaxed);
-        Some(failure)
-    }
-
-    /// What failed in the background since the last time, once.
-    fn untold_failure(&self) -> Option<FsError> {
+    /// What a call that tells failures is to tell.
+    fn told<T>(&self, tell: impl FnOnce(&mut Listener, &mut Failures) -> T) -> T {
         let mut shared = self.file.shared();
-        let failures = &mut shared.failures;
-        let told = self.told.swap(failures.count, Ordering::Relaxed);
-        self.warned.fetch_max(failures.count, Ordering::Relaxed);
-        failures.told = failures.count;
-        failures.last.clone().filter(|_| told < failures.count)
-    }
-
-    /// A loss that this handle's user does not know of, once. A reader may have seen the bytes, or
-    /// counts on them: without this it would take what the file had before for what it has now.
-    fn loss_to_tell(&self) -> Option<FsError> {
-        let Failures { lost, last, .. } = self.file.shared().failures.clone();
-        let warned = self.warned.fetch_max(lost, Ordering::Relaxed);
-        last.filter(|_| warned < lost).map(|error| FsError::Lost(Box::new(error)))
+        tell(&mut lock(&self.listener), &mut shared.failures)
     }
 }
 
@@ -308,10 +258,9 @@ impl Files {
         generation: u64,
         drop: Option<pages::Drop>,
     ) {
-        let Failures { count: before, told, .. } = file.shared().failures.clone();
-        let (told, warned) = (AtomicU64::new(told), AtomicU64::new(told));
+        let listener = Mutex::new(file.shared().failures.listener());
         let is_dropped = AtomicBool::new(false);
-        let handle = Handle { file, flags, generation, before, told, warned, drop, is_dropped };
+        let handle = Handle { file, flags, generation, listener, drop, is_dropped };
         lock(&self.handles).insert(id, Arc::new(handle));
     }
 

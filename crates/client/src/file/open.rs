@@ -203,7 +203,7 @@ impl Inner {
             return;
         }
         if let Err(error) = settled {
-            let lost = self.give_up_buffer(&file);
+            let lost = self.give_up_buffer(&file, &error);
             tracing::error!(
                 inode = %file.inode, %error, lost_bytes = lost,
                 "bytes that were written and never synced could not be saved; they are lost"

@@ -170,7 +170,7 @@ impl Inner {
         loop {
             let begun = {
                 let content = &mut file.shared().content;
-                if content.is_behind() {
+                if content.is_behind(inline_bytes_max) {
                     return Ok(Published::Behind);
                 }
                 content.begin_publish(inline_bytes_max, may_replace)
@@ -263,7 +263,7 @@ impl Inner {
                 match ticket {
                     Some(ticket) => {
                         let mut shared = file.shared();
-                        shared.failed(&error);
+                        shared.failures.failed(&error);
                         shared.in_doubt = Some(InDoubt { publish, ticket });
                     }
                     None => {
@@ -306,10 +306,10 @@ impl Inner {
     fn send_failed(&self, file: &FileState, error: &FsError) {
         let mut shared = file.shared();
         let released = if error.may_pass() {
-            shared.failed(error);
+            shared.failures.failed(error);
             shared.content.push_failed()
         } else {
-            shared.lost(error);
+            shared.failures.lost(error);
             self.pages.are_stale(file.inode);
             shared.content.discard_unsent()
         };
@@ -320,27 +320,26 @@ impl Inner {
     /// After a failure: bytes that may still be saved go back to the buffer, others are dropped;
     /// every handle will be told.
     fn push_failed(&self, file: &FileState, error: &FsError) {
+        if !error.may_pass() {
+            self.give_up_buffer(file, error);
+            return;
+        }
         let mut shared = file.shared();
-        let released = if error.may_pass() {
-            shared.failed(error);
-            shared.content.push_failed()
-        } else {
-            shared.lost(error);
-            self.pages.are_stale(file.inode);
-            shared.discard()
-        };
+        shared.failures.failed(error);
+        let released = shared.content.push_failed();
         shared.settle_age();
         drop(shared);
         self.budget.give(released);
     }
 
-    /// Drops what is not published. Gives how many bytes that were.
-    pub(crate) fn give_up_buffer(&self, file: &FileState) -> u64 {
+    /// Drops what is not published; every handle will be told. Gives how many bytes that were.
+    pub(crate) fn give_up_buffer(&self, file: &FileState, error: &FsError) -> u64 {
         let mut shared = file.shared();
+        shared.failures.lost(error);
+        self.pages.are_stale(file.inode);
         let released = shared.discard();
         shared.settle_age();
         drop(shared);
-        self.pages.are_stale(file.inode);
         self.budget.give(released);
         released
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_types::{Column, DataError};
 use milpa_wire::data::TRANSFER_BYTES_MAX;
+use tokio::time::Instant;
 
 use super::FileState;
 use super::content::Source;
@@ -35,9 +36,10 @@ impl Inner {
         }
         self.note_use(&handle);
         self.check_generation(&handle)?;
+        let began = Instant::now();
         let pieces = self.read_file(&handle.file, offset, length).await?;
         // Asked last: what was lost before this read began to look for its bytes is known by now.
-        if let Some(loss) = handle.loss_to_tell() {
+        if let Some(loss) = handle.told(|listener, failures| listener.read(failures, began)) {
             return Err(loss);
         }
         let bytes: usize = pieces.iter().map(Bytes::len).sum();

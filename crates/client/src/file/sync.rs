@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use milpa_types::{DataError, InodeId, MetaError};
+use milpa_types::{DataError, MetaError};
 
 use super::content::Scope;
 use super::push::{Published, REDOS_MAX};
@@ -21,7 +21,7 @@ impl Inner {
         if !handle.flags.write {
             return Ok(());
         }
-        let mut settled = Ok(());
+        let (mut settled, began) = (Ok(()), handle.file.shared().failures.before());
         if handle.file.shared().content.is_dirty() {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             settled = detach(&self.core.runtime, async move {
@@ -30,31 +30,18 @@ impl Inner {
             })
             .await;
         }
-        handle.untold_failure().map_or(settled, Err)
+        let failure = handle.told(|listener, failures| listener.close(failures, began));
+        failure.map_or(settled, Err)
     }
 
     /// fsync(2) on a handle.
     pub(crate) async fn fsync(self: &Arc<Self>, handle: HandleId) -> Result<(), FsError> {
         let handle = self.files.handle(handle)?;
+        let began = handle.file.shared().failures.before();
         let synced = self.fsync_file(&handle.file).await;
         // What this call reports is not to be reported again.
-        let earlier = handle.untold_failure();
-        synced.and(earlier.map_or(Ok(()), Err))
-    }
-
-    /// fsync(2) by inode. Without a state here the layout tells what may not be on disk.
-    pub(crate) async fn fsync_inode(self: &Arc<Self>, inode: InodeId) -> Result<(), FsError> {
-        if let Some(file) = self.files.get(inode) {
-            return self.fsync_file(&file).await;
-        }
-        let (attributes, content) = self.fetch_layout(inode).await?;
-        let mut content = super::content::Content::new(attributes, content)?;
-        let unflushed = content.unflushed();
-        match self.data.flush(unflushed.clone()).await? {
-            Reached::Disks => self.marks.add(inode, content.flushed(unflushed)),
-            Reached::Memory => {}
-        }
-        Ok(())
+        let failure = handle.told(|listener, failures| listener.fsync(failures, began));
+        synced.and(failure.map_or(Ok(()), Err))
     }
 
     async fn fsync_file(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {
@@ -94,7 +81,7 @@ impl Inner {
                         (_, lost @ DataError::Lost { .. }) => return Err(lost.into()),
                         (true, _) => {
                             let lost = FsError::from(DataError::Lost { length: 0 });
-                            file.shared().failed(&lost);
+                            file.shared().failures.failed(&lost);
                             return Err(lost);
                         }
                         // Not lost: somebody else had replaced it.
@@ -116,7 +103,7 @@ impl Inner {
         match &flushed {
             // Perhaps of bytes that somebody else had replaced.
             Ok(()) | Err(FsError::Data(DataError::NoExtent)) => {}
-            Err(error) => file.shared().failed(error),
+            Err(error) => file.shared().failures.failed(error),
         }
         match (flushed, published) {
             // Who is told that an extent is gone looks whether the file still has it, and begins anew: that

@@ -44,7 +44,8 @@ impl Inner {
         if !handle.flags.write {
             return Err(FsError::BadHandle);
         }
-        if let Some(failure) = handle.failure_to_tell() {
+        let began = handle.file.shared().failures.before();
+        if let Some(failure) = handle.told(|listener, failures| listener.write(failures)) {
             return Err(failure);
         }
         self.core.stats.written_bytes.inc_by(data.len() as u64);
@@ -61,8 +62,8 @@ impl Inner {
             let synced =
                 detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await;
             // Who sent in the background meanwhile may have had to give up these bytes.
-            let earlier = handle.untold_failure();
-            synced.and(earlier.map_or(Ok(()), Err))?;
+            let failure = handle.told(|listener, failures| listener.fsync(failures, began));
+            synced.and(failure.map_or(Ok(()), Err))?;
         }
         Ok(end)
     }

@@ -155,6 +155,10 @@ impl Filesystem for MemoryFs {
 
     fn read(&self, request: &Request, read: &Read, reply: ReplyData) {
         self.largest_read.fetch_max(read.size, Ordering::SeqCst);
+        let fails = |left: u32| left.checked_sub(1);
+        if self.failing_reads.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            return reply.error(libc::EIO);
+        }
         match self.name_of(request.nodeid).as_bytes() {
             b"direct-blocked" => return self.block(reply),
             b"direct-dropped" => return drop(reply),

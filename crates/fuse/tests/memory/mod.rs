@@ -52,6 +52,8 @@ pub struct MemoryFs {
     pub unaligned_writes: AtomicUsize,
     pub readdirplus_calls: AtomicUsize,
     pub refuse_init: AtomicBool,
+    /// So many reads to come fail.
+    pub failing_reads: AtomicU32,
     sender: Mutex<Sender<Event>>,
     receiver: Mutex<Receiver<Event>>,
 }
@@ -67,6 +69,7 @@ impl MemoryFs {
             unaligned_writes: AtomicUsize::new(0),
             readdirplus_calls: AtomicUsize::new(0),
             refuse_init: AtomicBool::new(false),
+            failing_reads: AtomicU32::new(0),
             sender: Mutex::new(sender),
             receiver: Mutex::new(receiver),
         };

@@ -42,7 +42,8 @@ impl Worker {
         self.end(&key, place, &result, call);
         if let Ok(file) = result {
             let (handle, inode) = (file.handle, file.attributes.inode);
-            self.files.push(Opened { handle, inode, opened, writes: true, syncs: sync });
+            let file = Opened { handle, inode, opened, writes: true, syncs: sync, owes: false };
+            self.files.push(file);
         }
     }
 
@@ -55,7 +56,8 @@ impl Worker {
         let result = self.client.open(inode, flags).await;
         self.ended("open", &inode.to_string(), began, &result);
         if let Ok(file) = result {
-            self.files.push(Opened { handle: file.handle, inode, opened, writes, syncs: false });
+            let (handle, syncs, owes) = (file.handle, false, false);
+            self.files.push(Opened { handle, inode, opened, writes, syncs, owes });
         }
     }
 
@@ -102,6 +104,9 @@ impl Worker {
         let began = Instant::now();
         let result = self.client.write(handle, offset, Bytes::from(bytes), false).await;
         self.ended("write", &format!("{inode} {offset}+{length}"), began, &result);
+        if let Some(file) = self.files.get_mut(place).filter(|_| syncs) {
+            file.owes = false;
+        }
         let mut history = self.plan.history.borrow_mut();
         let now = history.moment();
         let content = history.content(inode);
@@ -180,8 +185,23 @@ impl Worker {
         };
         let operation = if is_sync { "fsync" } else { "flush" };
         self.ended(operation, &inode.to_string(), began, &result);
+        self.check_debt(place, is_sync, &result);
         if is_sync || writes {
             self.confirmed(inode, moment, is_sync, result.is_ok());
+        }
+    }
+
+    /// What a close said is lost, an fsync through the same descriptor says again.
+    fn check_debt(&mut self, place: usize, is_sync: bool, said: &Result<(), FsError>) {
+        let Some(file) = self.files.get_mut(place) else { return };
+        let is_hidden = file.owes && is_sync && said.is_ok();
+        file.owes = match said {
+            Err(FsError::Data(DataError::NoSpace)) if !is_sync => true,
+            _ => file.owes && !is_sync,
+        };
+        if is_hidden {
+            let detail = format!("inode {}: only a close has told that bytes are lost", file.inode);
+            self.plan.history.borrow_mut().violated("fsync tells a loss", detail);
         }
     }
 

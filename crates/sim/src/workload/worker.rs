@@ -43,6 +43,8 @@ pub(super) struct Opened {
     pub writes: bool,
     /// With O_SYNC.
     pub syncs: bool,
+    /// Its close has said that bytes are gone: nobody may have looked, so its fsync has to say so too.
+    pub owes: bool,
 }
 
 /// One program that uses the volume.
