@@ -337,6 +337,23 @@ impl Client {
         self.counted("write", written).await
     }
 
+    /// [`write`](Client::write) of a page of a mapping, which the kernel sends by itself through any handle that
+    /// may write: it does not fail for what failed before.
+    ///
+    /// # Errors
+    ///
+    /// As [`write`](Client::write).
+    pub async fn write_page(
+        &self,
+        handle: HandleId,
+        offset: u64,
+        data: Bytes,
+        clear_set_id: bool,
+    ) -> Result<(), FsError> {
+        let written = self.inner.write(handle, Place::Page(offset), data, clear_set_id);
+        self.counted("write", written).await.map(drop)
+    }
+
     /// [`write`](Client::write) from a borrowed slice, copied once.
     ///
     /// # Errors

@@ -1,8 +1,8 @@
 //! What failed in the background, and who has heard of it.
 //!
-//! fsync tells a failure as in Linux (errseq_t): once to each descriptor that was open, and to who opens the
-//! file later if no fsync has told anybody. Where bytes are gone nothing else stands for that: of a close nobody
-//! may see the result, as a child that a program starts closes its copies of the program's descriptors.
+//! fsync tells a failure as in Linux (errseq_t): once to each descriptor that was open, and, where bytes are
+//! gone, to who opens the file later if no fsync has told anybody. Nothing else stands for that: of a close
+//! nobody may see the result, as a child that a program starts closes its copies of the program's descriptors.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ pub(super) struct Failures {
     gone: u64,
     /// … and the last that had bytes given up here, which readers had seen.
     lost: u64,
-    /// Up to which one some fsync or write with O_SYNC has told, …
+    /// Up to which one some fsync or write with O_SYNC has told…
     told: u64,
-    /// … and some writer's close.
+    /// … and any call.
     heard: u64,
 }
 
@@ -37,13 +37,13 @@ pub(super) struct Before(u64);
 /// What the user of one descriptor knows of the file's failures.
 #[derive(Debug)]
 pub(super) struct Listener {
-    /// Told by fsync, or somebody was before its time.
+    /// Which fsync has told, here or to somebody before its time. A close too, where nothing is gone.
     told: u64,
-    /// Of no interest to its close: somebody else's was told of them before its time.
+    /// Which somebody was told of before its time: its close does not repeat them.
     heard: u64,
-    /// Told by a write, or before its time: none of its writes' business.
+    /// Which a write has told, or were before its time: none of its writes' business.
     refused: u64,
-    /// Told by any call but a close, or somebody was before its time.
+    /// Of which a reader knows.
     warned: u64,
     /// When a read began to tell.
     warned_at: Option<Instant>,
@@ -70,11 +70,16 @@ impl Failures {
         Before(self.gone)
     }
 
-    /// For a descriptor that is opened now.
+    /// For a descriptor that is opened now. What cost nothing is none of its business.
     pub(super) fn listener(&self) -> Listener {
-        let heard = self.heard.max(self.told);
-        let refused = self.count;
-        Listener { told: self.told, heard, refused, warned: heard, warned_at: None }
+        let known = |by: u64| if self.gone <= by { self.count } else { by };
+        let (told, heard) = (known(self.told), known(self.heard));
+        Listener { told, heard, refused: self.count, warned: heard, warned_at: None }
+    }
+
+    /// Whether bytes are gone of which no fsync has told anybody.
+    pub(super) fn is_owed(&self) -> bool {
+        self.told < self.gone
     }
 }
 
@@ -84,7 +89,7 @@ impl Listener {
         let is_new = self.told < failures.count || began.0 < failures.gone;
         self.told = failures.count;
         (self.warned, self.warned_at) = (failures.count, None);
-        failures.told = failures.count;
+        (failures.told, failures.heard) = (failures.count, failures.count);
         failures.last.clone().filter(|_| is_new)
     }
 
@@ -93,28 +98,31 @@ impl Listener {
         let known = self.told.max(self.heard);
         let is_new = known < failures.count || began.0 < failures.gone;
         failures.heard = failures.count;
-        if failures.gone <= self.told {
-            self.told = failures.count;
+        for told in [&mut self.told, &mut self.heard] {
+            if failures.gone <= *told {
+                *told = failures.count;
+            }
         }
         failures.last.clone().filter(|_| is_new)
     }
 
     /// For a write, at its begin, once: the sooner a program knows, the better. fsync and close tell it again.
-    pub(super) fn write(&mut self, failures: &Failures) -> Option<FsError> {
+    pub(super) fn write(&mut self, failures: &mut Failures) -> Option<FsError> {
         let is_new = self.told.max(self.refused) < failures.count;
         self.refused = failures.count;
         if is_new {
-            self.warned = failures.count;
+            (self.warned, failures.heard) = (failures.count, failures.count);
         }
         failures.last.clone().filter(|_| is_new)
     }
 
     /// For a read that began then, at its end. A reader may have seen what was lost, or counts on it: without this
     /// it would take what the file had before for what it has now.
-    pub(super) fn read(&mut self, failures: &Failures, began: Instant) -> Option<FsError> {
+    pub(super) fn read(&mut self, failures: &mut Failures, began: Instant) -> Option<FsError> {
         if self.warned < failures.lost {
             self.warned = failures.lost;
             self.warned_at = Some(Instant::now());
+            failures.heard = failures.heard.max(failures.lost);
         }
         let is_warned = self.warned_at.is_some_and(|at| began < at + WARNING);
         let last = failures.last.clone().filter(|_| is_warned)?;

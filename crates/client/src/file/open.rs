@@ -230,10 +230,12 @@ impl Inner {
     }
 
     /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that
-    /// a program that opens, appends and closes goes on in the same extent.
+    /// a program that opens, appends and closes goes on in the same extent, and one that has lost bytes, so that
+    /// who opens it only to sync it is told.
     fn retire(&self, file: &Arc<FileState>) {
         let has_extent = file.io.try_lock().map_or(true, |io| io.extent.is_some());
-        if !has_extent {
+        let is_owed = file.shared().failures.is_owed();
+        if !has_extent && !is_owed {
             self.forget_file(file);
         }
     }

@@ -39,7 +39,7 @@ impl Inner {
         let began = Instant::now();
         let pieces = self.read_file(&handle.file, offset, length).await?;
         // Asked last: what was lost before this read began to look for its bytes is known by now.
-        if let Some(loss) = handle.told(|listener, failures| listener.read(failures, began)) {
+        if let Some(loss) = handle.told(|told, failures| told.read(failures, began)) {
             return Err(loss);
         }
         let bytes: usize = pieces.iter().map(Bytes::len).sum();

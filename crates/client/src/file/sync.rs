@@ -30,7 +30,7 @@ impl Inner {
             })
             .await;
         }
-        let failure = handle.told(|listener, failures| listener.close(failures, began));
+        let failure = handle.told(|told, failures| told.close(failures, began));
         failure.map_or(settled, Err)
     }
 
@@ -40,7 +40,7 @@ impl Inner {
         let began = handle.file.shared().failures.before();
         let synced = self.fsync_file(&handle.file).await;
         // What this call reports is not to be reported again.
-        let failure = handle.told(|listener, failures| listener.fsync(failures, began));
+        let failure = handle.told(|told, failures| told.fsync(failures, began));
         synced.and(failure.map_or(Ok(()), Err))
     }
 

@@ -29,6 +29,8 @@ pub(crate) enum Place {
     At(u64),
     /// To the file's end, wherever that is then.
     End,
+    /// A page of a mapping: no program waits for it.
+    Page(u64),
 }
 
 impl Inner {
@@ -45,7 +47,13 @@ impl Inner {
             return Err(FsError::BadHandle);
         }
         let began = handle.file.shared().failures.before();
-        if let Some(failure) = handle.told(|listener, failures| listener.write(failures)) {
+        let failure = match place {
+            // The kernel would drop the page, which may well be saved by now.
+            Place::Page(_) => None,
+            _ if handle.flags.sync => handle.told(|told, failures| told.fsync(failures, began)),
+            _ => handle.told(|told, failures| told.write(failures)),
+        };
+        if let Some(failure) = failure {
             return Err(failure);
         }
         self.core.stats.written_bytes.inc_by(data.len() as u64);
@@ -53,7 +61,7 @@ impl Inner {
         while !data.is_empty() {
             let piece = data.split_to(data.len().min(self.budget.piece_bytes_max()));
             end = self.write_piece(&handle, place, piece, clear_set_id).await?;
-            if let Place::At(at) = &mut place {
+            if let Place::At(at) | Place::Page(at) = &mut place {
                 *at = end;
             }
         }
@@ -62,7 +70,7 @@ impl Inner {
             let synced =
                 detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await;
             // Who sent in the background meanwhile may have had to give up these bytes.
-            let failure = handle.told(|listener, failures| listener.fsync(failures, began));
+            let failure = handle.told(|told, failures| told.fsync(failures, began));
             synced.and(failure.map_or(Ok(()), Err))?;
         }
         Ok(end)
@@ -84,7 +92,7 @@ impl Inner {
         let (end, replaced, pieces, stream) = {
             let mut shared = file.shared();
             let offset = match place {
-                Place::At(offset) => offset,
+                Place::At(offset) | Place::Page(offset) => offset,
                 Place::End => shared.content.size(),
             };
             let end = offset.checked_add(u64::from(length)).filter(|end| *end <= FILE_BYTES_MAX);

@@ -289,13 +289,18 @@ impl Filesystem for Adapter {
         let (client, handle) = (self.client.clone(), HandleId(write.fh));
         let (offset, clear_set_id) = (write.offset, write.kill_suidgid);
         let length = data.len() as u32;
-        // As the flags are now. A page of a mapping has its place, through whatever descriptor it comes.
-        let appends = write.flags & libc::O_APPEND as u32 != 0 && !write.from_page_cache;
+        // A page of a mapping has its place, through whatever descriptor it comes.
+        let is_page = write.from_page_cache;
+        // As the flags are now.
+        let appends = write.flags & libc::O_APPEND as u32 != 0;
         let expected = offset.saturating_add(u64::from(length));
         let work = async move {
-            match appends {
-                true => client.append(handle, data, clear_set_id).await,
-                false => client.write(handle, offset, data, clear_set_id).await.map(|()| expected),
+            if is_page {
+                client.write_page(handle, offset, data, clear_set_id).await.map(|()| expected)
+            } else if appends {
+                client.append(handle, data, clear_set_id).await
+            } else {
+                client.write(handle, offset, data, clear_set_id).await.map(|()| expected)
             }
         };
         let (client, stale, inode) = (self.client.clone(), Arc::clone(&self.stale), inode(request));
