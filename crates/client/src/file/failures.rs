@@ -77,6 +77,11 @@ impl Failures {
         Listener { told, heard, refused: self.count, warned: heard, warned_at: None }
     }
 
+    /// The last one, if it is for the caller to tell.
+    fn told_if(&self, is_new: bool) -> Option<FsError> {
+        self.last.as_ref().filter(|_| is_new).cloned()
+    }
+
     /// Whether bytes are gone of which no fsync has told anybody.
     pub(super) fn is_owed(&self) -> bool {
         self.told < self.gone
@@ -90,7 +95,7 @@ impl Listener {
         self.told = failures.count;
         (self.warned, self.warned_at) = (failures.count, None);
         (failures.told, failures.heard) = (failures.count, failures.count);
-        failures.last.clone().filter(|_| is_new)
+        failures.told_if(is_new)
     }
 
     /// For a writer's close, at its end: the same, and what is gone as often as it is asked.
@@ -103,7 +108,7 @@ impl Listener {
                 *told = failures.count;
             }
         }
-        failures.last.clone().filter(|_| is_new)
+        failures.told_if(is_new)
     }
 
     /// For a write, at its begin, once: the sooner a program knows, the better. fsync and close tell it again.
@@ -113,7 +118,7 @@ impl Listener {
         if is_new {
             (self.warned, failures.heard) = (failures.count, failures.count);
         }
-        failures.last.clone().filter(|_| is_new)
+        failures.told_if(is_new)
     }
 
     /// For a read that began then, at its end. A reader may have seen what was lost, or counts on it: without this
@@ -125,7 +130,6 @@ impl Listener {
             failures.heard = failures.heard.max(failures.lost);
         }
         let is_warned = self.warned_at.is_some_and(|at| began < at + WARNING);
-        let last = failures.last.clone().filter(|_| is_warned)?;
-        Some(FsError::Lost(Box::new(last)))
+        failures.told_if(is_warned).map(|last| FsError::Lost(Box::new(last)))
     }
 }

@@ -34,7 +34,7 @@ use crate::handle::{HandleId, OpenFlags};
 use crate::session::Ticket;
 use crate::stats::Stats;
 use content::Content;
-use failures::{Failures, Listener};
+use failures::{Before, Failures, Listener};
 
 /// A file in use.
 pub(crate) struct FileState {
@@ -163,6 +163,13 @@ impl Handle {
     fn told<T>(&self, tell: impl FnOnce(&mut Listener, &mut Failures) -> T) -> T {
         let mut shared = self.file.shared();
         tell(&mut lock(&self.listener), &mut shared.failures)
+    }
+
+    /// How a sync ends that began then: with its own failure, or with one that was to be told. Neither is
+    /// reported again.
+    fn synced(&self, began: Before, result: Result<(), FsError>) -> Result<(), FsError> {
+        let failure = self.told(|told, failures| told.fsync(failures, began));
+        result.and(failure.map_or(Ok(()), Err))
     }
 }
 

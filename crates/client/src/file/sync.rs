@@ -21,8 +21,12 @@ impl Inner {
         if !handle.flags.write {
             return Ok(());
         }
-        let (mut settled, began) = (Ok(()), handle.file.shared().failures.before());
-        if handle.file.shared().content.is_dirty() {
+        let (began, is_dirty) = {
+            let shared = handle.file.shared();
+            (shared.failures.before(), shared.content.is_dirty())
+        };
+        let mut settled = Ok(());
+        if is_dirty {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             settled = detach(&self.core.runtime, async move {
                 let mut io = inner.turn(&file).await?;
@@ -39,9 +43,7 @@ impl Inner {
         let handle = self.files.handle(handle)?;
         let began = handle.file.shared().failures.before();
         let synced = self.fsync_file(&handle.file).await;
-        // What this call reports is not to be reported again.
-        let failure = handle.told(|told, failures| told.fsync(failures, began));
-        synced.and(failure.map_or(Ok(()), Err))
+        handle.synced(began, synced)
     }
 
     async fn fsync_file(self: &Arc<Self>, file: &Arc<FileState>) -> Result<(), FsError> {

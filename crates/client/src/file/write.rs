@@ -29,7 +29,7 @@ pub(crate) enum Place {
     At(u64),
     /// To the file's end, wherever that is then.
     End,
-    /// A page of a mapping: no program waits for it.
+    /// A page of a mapping: no program waits for it, and msync asks for its sync.
     Page(u64),
 }
 
@@ -46,13 +46,18 @@ impl Inner {
         if !handle.flags.write {
             return Err(FsError::BadHandle);
         }
-        let began = handle.file.shared().failures.before();
-        let failure = match place {
-            // The kernel would drop the page, which may well be saved by now.
-            Place::Page(_) => None,
-            _ if handle.flags.sync => handle.told(|told, failures| told.fsync(failures, began)),
-            _ => handle.told(|told, failures| told.write(failures)),
-        };
+        let is_page = matches!(place, Place::Page(_));
+        let is_synced = handle.flags.sync && !is_page;
+        let (began, failure) = handle.told(|told, failures| {
+            let began = failures.before();
+            let failure = match is_synced {
+                true => told.fsync(failures, began),
+                // The kernel would drop the page, which may well be saved by now.
+                false if is_page => None,
+                false => told.write(failures),
+            };
+            (began, failure)
+        });
         if let Some(failure) = failure {
             return Err(failure);
         }
@@ -65,13 +70,12 @@ impl Inner {
                 *at = end;
             }
         }
-        if handle.flags.sync {
+        if is_synced {
             let (inner, file) = (Arc::clone(self), Arc::clone(&handle.file));
             let synced =
                 detach(&self.core.runtime, async move { inner.sync_write(&file).await }).await;
             // Who sent in the background meanwhile may have had to give up these bytes.
-            let failure = handle.told(|told, failures| told.fsync(failures, began));
-            synced.and(failure.map_or(Ok(()), Err))?;
+            handle.synced(began, synced)?;
         }
         Ok(end)
     }

@@ -259,25 +259,6 @@ async fn a_file_that_does_not_fit_is_as_long_as_what_did() {
     assert!(read == whole[..size]);
 }
 
-#[tokio::test(start_paused = true)]
-async fn a_failure_in_the_background_is_told_once_to_every_handle() {
-    let cluster = Cluster::new();
-    let client = cluster.client().await;
-    let one = create(&client, "f").await;
-    let two = client.open(one.attributes.inode, OpenFlags::read_write()).await.unwrap();
-    cluster.rule(|call| match call {
-        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Data(DataError::NoSpace)),
-        _ => None,
-    });
-    client.write(one.handle, 0, pattern(1, 100_000), false).await.unwrap();
-    tokio::time::sleep(Duration::from_secs(30)).await;
-    cluster.heal();
-    for handle in [one.handle, two.handle] {
-        assert!(client.fsync(handle, false).await.is_err());
-        client.fsync(handle, false).await.unwrap();
-    }
-}
-
 /// The story: as above, and what was left of the extent at one member was too short for the read, which
 /// might have meant that the rest was on its way. The file, though, was long gone.
 #[tokio::test(start_paused = true)]

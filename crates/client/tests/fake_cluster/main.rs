@@ -19,3 +19,4 @@ mod meta;
 mod names;
 mod sharing;
 mod slow;
+mod told;
