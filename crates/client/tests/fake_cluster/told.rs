@@ -193,6 +193,20 @@ async fn an_outage_that_cost_nothing_is_not_told_to_who_opens_the_file_later() {
     assert!(client.fsync(handle, false).await.is_err(), "it was open then");
 }
 
+/// The story: a logger lost a line while the volume was full, heard of it at the next one, and went on for days
+/// without an fsync. Whoever opened the log got EIO.
+#[tokio::test(start_paused = true)]
+async fn who_opens_a_file_after_its_writer_was_told_reads_it() {
+    let cluster = Cluster::new();
+    let (client, inode, handle) = full(&cluster).await;
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    cluster.heal();
+    assert!(client.write(handle, 0, pattern(2, 1_000), false).await.is_err());
+    client.write(handle, 0, pattern(2, 1_000), false).await.unwrap();
+    let reader = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    assert!(client.read(reader, 0, 10_000).await.unwrap().concat() == pattern(2, 1_000));
+}
+
 /// A write with O_SYNC stands for an fsync: what it told is not told again, of bytes that are on disk.
 #[tokio::test(start_paused = true)]
 async fn a_write_with_o_sync_tells_an_earlier_failure_once() {
