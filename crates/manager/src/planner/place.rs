@@ -22,6 +22,9 @@ use crate::core::{NodeRecord, Replica};
 const REPLICA_WEIGHT: u64 = 10;
 /// A primary or leader works more than its backups.
 const PRIMARY_WEIGHT: u64 = 30;
+/// A replica that is being made writes its disk full for as long as that takes, and who reads or writes
+/// there waits behind it: more than what lies there already should weigh against one more.
+const MAKING_WEIGHT: u64 = 50;
 /// This many extents weigh as much as one per mille of utilization.
 const EXTENTS_PER_MILLE: u64 = 1000;
 
@@ -56,6 +59,18 @@ pub struct DiskChoice {
     pub utilization: u64,
     /// Replicas that are or will be there.
     pub replicas: u64,
+    /// Those of them that are being made now.
+    pub making: u64,
+}
+
+impl DiskChoice {
+    fn score(&self) -> u64 {
+        self.utilization + self.replicas * REPLICA_WEIGHT
+    }
+
+    fn score_of_making(&self) -> u64 {
+        self.score() + self.making * MAKING_WEIGHT
+    }
 }
 
 /// A node that may take a replica.
@@ -97,10 +112,17 @@ impl Candidate {
         }
     }
 
+    /// The disk for a replica that is empty at first.
     fn disk(&self) -> DiskId {
-        let score =
-            |disk: &&DiskChoice| (disk.utilization + disk.replicas * REPLICA_WEIGHT, disk.id);
-        self.disks.iter().min_by_key(score).map(|disk| disk.id).unwrap_or_default()
+        let best = self.disks.iter().min_by_key(|disk| (disk.score(), disk.id));
+        best.map(|disk| disk.id).unwrap_or_default()
+    }
+
+    /// The disk for a replica that is made from others, and how well the node would take it.
+    fn disk_for_making(&self) -> (DiskId, u64) {
+        let best = self.disks.iter().min_by_key(|disk| (disk.score_of_making(), disk.id));
+        let (disk, making) = best.map(|disk| (disk.id, disk.making)).unwrap_or_default();
+        (disk, self.score(false) + making * MAKING_WEIGHT)
     }
 }
 
@@ -162,8 +184,8 @@ pub fn place(
     Ok(chosen.iter().map(|c| Replica { node: c.node, disk: c.disk() }).collect())
 }
 
-/// Chooses a place for one more replica of a partition that has places already. It goes to none of
-/// the nodes `held`, and meets rule 1 together with those `kept`. `None` if a place can be had, but
+/// Chooses a place for one more replica of a partition that has places already. It is made from them,
+/// so what its disk is making already weighs against it. It goes to none of the nodes `held`, and meets rule 1 together with those `kept`. `None` if a place can be had, but
 /// only on nodes that `allowed` turns down for now.
 ///
 /// # Errors
@@ -202,8 +224,12 @@ pub fn place_one(
     }
     able.retain(|candidate| allowed(candidate.node));
     SplitMix::new(seed).sample(&mut able, choices);
-    let best = able.into_iter().min_by_key(|c| (c.score(false), c.node));
-    Ok(best.map(|candidate| Replica { node: candidate.node, disk: candidate.disk() }))
+    let choice = |candidate: &Candidate| {
+        let (disk, score) = candidate.disk_for_making();
+        (score, Replica { node: candidate.node, disk })
+    };
+    let best = able.into_iter().map(choice).min_by_key(|(score, place)| (*score, place.node));
+    Ok(best.map(|(_, place)| place))
 }
 
 /// Rule 4: the least used of a few sets that can hold all replicas by themselves.
@@ -353,6 +379,9 @@ impl Topology {
                 for record in view.state.data_partitions() {
                     self.count(&record.replicas, Some(record.configuration.primary));
                 }
+                for task in view.state.tasks() {
+                    self.count_making(task.place);
+                }
             }
             Role::Manager | Role::Client | Role::Admin => {}
         }
@@ -367,10 +396,18 @@ impl Topology {
             };
             candidate.replicas += 1;
             candidate.primaries += u64::from(primary == Some(replica.node));
-            let disk = candidate.disks.iter_mut().find(|disk| disk.id == replica.disk);
-            if let Some(disk) = disk {
+            if let Some(disk) = candidate.disks.iter_mut().find(|disk| disk.id == replica.disk) {
                 disk.replicas += 1;
             }
+        }
+    }
+
+    /// Takes a replica into account that is, or will at once be, made from others.
+    pub fn count_making(&mut self, place: Replica) {
+        let candidates = self.candidates.iter_mut().filter(|c| c.node == place.node);
+        let mut disks = candidates.flat_map(|candidate| &mut candidate.disks);
+        if let Some(disk) = disks.find(|disk| disk.id == place.disk) {
+            disk.making += 1;
         }
     }
 }
@@ -444,6 +481,7 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
             disk.capacity_bytes,
         ),
         replicas: 0,
+        making: 0,
     };
     Ok(Candidate {
         node: node.id,

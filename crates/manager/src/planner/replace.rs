@@ -138,8 +138,11 @@ fn begin(
     let missing = states.iter().find(|(_, place)| *place == Place::Missing);
     if let Some((place, _)) = missing {
         // While it is a member it must not come back blank: its copy would count.
-        let may = !record.is_configured(place.node) && budget.allows(place.node);
-        return Ok(may.then(|| new_task(view, record, *place, TaskReason::ReplicaLost(place.node))));
+        if record.is_configured(place.node) || !budget.allows(place.node) {
+            return Ok(None);
+        }
+        topology.count_making(*place);
+        return Ok(Some(new_task(view, record, *place, TaskReason::ReplicaLost(place.node))));
     }
     let reason = states.iter().find_map(|(_, place)| match place {
         Place::Bad(reason) => Some(*reason),
@@ -155,6 +158,7 @@ fn begin(
         return Ok(None);
     };
     topology.count(&[place], None);
+    topology.count_making(place);
     Ok(Some(new_task(view, record, place, reason.unwrap_or(TaskReason::TooFew))))
 }
 

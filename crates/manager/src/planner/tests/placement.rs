@@ -22,7 +22,7 @@ fn candidate(id: u32, region: &str, zone: &str) -> Candidate {
         extents: 0,
         replicas: 0,
         primaries: 0,
-        disks: vec![DiskChoice { id: DiskId(1), utilization: 0, replicas: 0 }],
+        disks: vec![DiskChoice { id: DiskId(1), utilization: 0, replicas: 0, making: 0 }],
     }
 }
 
@@ -172,14 +172,54 @@ fn the_least_used_node_and_disk_are_chosen() {
     let mut candidates: Vec<Candidate> = (100..104).map(|id| candidate(id, "", "x")).collect();
     candidates[1].utilization = 500;
     candidates[0].disks = vec![
-        DiskChoice { id: DiskId(1), utilization: 300, replicas: 0 },
-        DiskChoice { id: DiskId(2), utilization: 100, replicas: 0 },
+        DiskChoice { id: DiskId(1), utilization: 300, replicas: 0, making: 0 },
+        DiskChoice { id: DiskId(2), utilization: 100, replicas: 0, making: 0 },
     ];
     let topology = Topology { candidates, excluded: Vec::new(), ..Topology::empty(Role::Data) };
     let policy = PlacementPolicy { replicas: 3, zone: ZoneRule::Spread, choices: 8 };
     let replicas = place(&policy, &topology, 1).unwrap();
     assert!(replicas.iter().all(|replica| replica.node != NodeId(101)));
     assert_eq!(replicas[0], crate::core::Replica { node: NodeId(100), disk: DiskId(2) });
+}
+
+#[test]
+fn what_is_being_made_weighs_when_more_is_placed() {
+    let candidates: Vec<Candidate> = (100..104).map(|id| candidate(id, "", "x")).collect();
+    let mut topology = Topology { candidates, excluded: Vec::new(), ..Topology::empty(Role::Data) };
+    let second = DiskChoice { id: DiskId(2), utilization: 40, replicas: 0, making: 0 };
+    topology.candidates[3].disks.push(second);
+    let held = nodes(&[100, 101]);
+    // Node 102 is emptier, and is making one already; 103 has two disks for two more.
+    topology.candidates[3].replicas = 3;
+    let mut made = Vec::new();
+    for _ in 0..4 {
+        let one = place::place_one(&topology, (&held, &[]), 8, 1, |_| true).unwrap().unwrap();
+        topology.count(&[one], None);
+        topology.count_making(one);
+        made.push((one.node.0, one.disk.0));
+    }
+    assert_eq!(made, [(102, 1), (103, 1), (103, 2), (102, 1)]);
+    // One that is empty at first is no work for anybody.
+    let policy = PlacementPolicy { replicas: 3, zone: ZoneRule::Spread, choices: 8 };
+    let mut idle = topology.clone();
+    idle.candidates.iter_mut().flat_map(|c| &mut c.disks).for_each(|disk| disk.making = 0);
+    assert_eq!(place::place(&policy, &topology, 1), place::place(&policy, &idle, 1));
+}
+
+#[test]
+fn tasks_that_are_under_way_count_as_being_made() {
+    let mut world = World::new(3, 4);
+    world.policy.dead_after_ms = 10_000;
+    world.log.volume("home", 1, 2);
+    world.settle();
+    world.down.insert(NodeId(104));
+    while world.log.state.tasks().count() < 2 {
+        world.pass();
+    }
+    let topology = Topology::of(world.view(), Role::Data);
+    let making: Vec<(u32, u64)> =
+        topology.candidates.iter().map(|c| (c.node.0, c.disks[0].making)).collect();
+    assert_eq!(making, [(105, 0), (106, 0), (107, 2)]);
 }
 
 #[test]
