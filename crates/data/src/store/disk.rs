@@ -199,6 +199,10 @@ impl OpenFile {
         self.file.start_write_back(offset, length);
     }
 
+    pub(super) fn release_pages(&self, offset: u64, length: u64) {
+        self.file.release_pages(offset, length);
+    }
+
     pub(super) fn sync(&self) -> io::Result<()> {
         // Before the call: a write that comes during it makes the file dirty again.
         self.dirty.store(false, Ordering::SeqCst);

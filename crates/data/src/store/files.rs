@@ -78,6 +78,8 @@ pub trait StoreFile: Send + Sync {
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
     /// Has the kernel begin to write a range to the device. A hint: it makes nothing durable.
     fn start_write_back(&self, _offset: u64, _length: u64) {}
+    /// Gives back the memory that the kernel keeps of a range that is on the device. A hint.
+    fn release_pages(&self, _offset: u64, _length: u64) {}
     /// Makes everything written so far durable, with the metadata needed to read it.
     ///
     /// # Errors
@@ -175,6 +177,10 @@ impl StoreFile for File {
 
     fn start_write_back(&self, offset: u64, length: u64) {
         File::start_write_back(self, offset, length);
+    }
+
+    fn release_pages(&self, offset: u64, length: u64) {
+        File::release_pages(self, offset, length);
     }
 
     fn sync(&self) -> io::Result<()> {

@@ -474,6 +474,17 @@ impl ExtentStore {
         Ok(())
     }
 
+    /// Gives back the memory that the kernel keeps of the extent's first `length` bytes, as far as they
+    /// are on the device: nobody reads them soon. A hint.
+    ///
+    /// # Errors
+    ///
+    /// As for opening the extent's file.
+    pub fn release_pages(&self, id: ExtentId, length: u64) -> Result<(), StoreError> {
+        self.file(&*self.extent(id)?)?.release_pages(0, length);
+        Ok(())
+    }
+
     /// Whether at least so many bytes of each extent are here, on the disk or in memory. Removed
     /// extents are skipped.
     ///

@@ -156,6 +156,15 @@ impl File {
         }
     }
 
+    /// Gives back the memory that the kernel keeps of a range for the next reader. What is not on the
+    /// device yet stays, as does what lies around the range in the same piece of memory. A hint.
+    pub fn release_pages(&self, offset: u64, length: u64) {
+        match &self.0 {
+            Kind::System(file) => system::release_pages(file, offset, length),
+            Kind::Simulated(_) => {}
+        }
+    }
+
     /// Turns a range into a hole that reads as zeros, and gives its blocks back. The length stays.
     ///
     /// # Errors

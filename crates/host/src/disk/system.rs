@@ -1,6 +1,7 @@
 //! The disk port on the operating system: plain positioned system calls, one each.
 
-// fallocate(2) with FALLOC_FL_PUNCH_HOLE, sync_file_range(2) and statvfs(3) are not in the standard library.
+// fallocate(2) with FALLOC_FL_PUNCH_HOLE, sync_file_range(2), posix_fadvise(2) and statvfs(3) are not in
+// the standard library.
 #![allow(unsafe_code, clippy::disallowed_methods)]
 
 use std::ffi::CString;
@@ -48,6 +49,12 @@ pub(super) fn start_write_back(file: &File, offset: u64, length: u64) {
     // What fails here fails again at the next sync, which tells.
     // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
     unsafe { libc::sync_file_range(file.as_raw_fd(), offset, length, how) };
+}
+
+pub(super) fn release_pages(file: &File, offset: u64, length: u64) {
+    let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else { return };
+    // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
 }
 
 pub(super) fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {
