@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use milpa_host::disk::Advice;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest, ExtentState};
@@ -22,9 +23,6 @@ use super::shared::Shared;
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
 const FILL_BYTES_MAX: u64 = 256 << 10;
-/// How far behind its end the memory of an extent that is being filled is given back. By then the device
-/// has written it. Kept, it would push out what clients read, and new pages cost more than used ones.
-const RELEASE_BEHIND: u64 = 8 << 20;
 
 /// Where fetched bytes go.
 #[derive(Clone)]
@@ -56,7 +54,6 @@ impl Filling {
         let store = Arc::clone(&self.store);
         let mut held = self.in_epoch(epoch, extent, move || prepare(&store, new, length)).await??;
         let mut is_mark_known = false;
-        let mut is_read_again = true;
         while held < length {
             // Another primary may have decided on another length.
             let current = self.epoch().await?;
@@ -75,15 +72,11 @@ impl Filling {
             if !is_mark_known {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;
-                is_read_again = self.has_freed(extent, source).await?;
             }
             let fence = chunk.fence;
             let land = move |store: &ExtentStore| append_chunk(store, extent, held, &chunk);
             // None: an overwrite came between, the chunk may lack it.
             if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
-                if !is_read_again && now_held / RELEASE_BEHIND > held / RELEASE_BEHIND {
-                    self.release_pages(extent, now_held.saturating_sub(RELEASE_BEHIND)).await?;
-                }
                 held = now_held;
             }
             drop(turn);
@@ -96,18 +89,13 @@ impl Filling {
         self.in_epoch(epoch, extent, seal).await??;
         let store = Arc::clone(&self.store);
         let flush = move || {
-            store.flush(&[(extent, length)])?;
-            store.release_pages(extent, length)
+            // Nobody reads soon what was copied for the sake of one more copy. Kept in memory it would
+            // push out what clients read, and the next copy would wait for fresh pages.
+            let release = |()| store.advise(extent, Advice::Release, 0, length);
+            store.flush(&[(extent, length)]).map(release)
         };
         let flushed = self.shared.run_slow(self.disk, flush).await;
         flushed.ok_or(DataError::Busy)?.map_err(DataError::from)
-    }
-
-    async fn release_pages(&self, extent: ExtentId, length: u64) -> Result<(), DataError> {
-        let store = Arc::clone(&self.store);
-        let release = move || store.release_pages(extent, length);
-        let released = self.shared.run_slow(self.disk, release).await;
-        released.ok_or(DataError::Busy)?.map_err(DataError::from)
     }
 
     /// What comes next, of a range of which the source has a block damaged: what lies before that, or
@@ -160,13 +148,6 @@ impl Filling {
         let answer = self.shared.ask_node(node, &request, Bytes::new(), FETCH_WAIT).await?;
         let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
         Ok(states.into_iter().find(|state| state.extent == extent))
-    }
-
-    /// Whether [`Filling::copy_freed`] will find something: it reads the blocks in which that ends.
-    async fn has_freed(&self, extent: ExtentId, source: NodeId) -> Result<bool, DataError> {
-        let epoch = self.epoch().await?;
-        let ranges = freed::of_member(self, epoch, source, vec![extent]).await?;
-        Ok(ranges.iter().any(|range| range.extent == extent))
     }
 
     /// Frees what the source had freed when it sent its holes: these are whole blocks, and dead bytes
@@ -303,7 +284,7 @@ fn append_chunk(
         let checksums = Checksums::of_blocks(&chunk.checksums, end);
         let start = end;
         end = store.append(extent, start, &chunk.bytes, checksums)?;
-        store.start_write_back(extent, start, chunk.bytes.len() as u64)?;
+        store.advise(extent, Advice::WriteBack, start, chunk.bytes.len() as u64);
     }
     if chunk.lost > 0 {
         end = store.append_lost(extent, end, chunk.lost)?;

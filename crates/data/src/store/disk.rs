@@ -5,6 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
+use milpa_host::disk::Advice;
 use milpa_types::ExtentId;
 
 use super::extent::Extent;
@@ -195,12 +196,8 @@ impl OpenFile {
         self.file.punch(offset, length)
     }
 
-    pub(super) fn start_write_back(&self, offset: u64, length: u64) {
-        self.file.start_write_back(offset, length);
-    }
-
-    pub(super) fn release_pages(&self, offset: u64, length: u64) {
-        self.file.release_pages(offset, length);
+    pub(super) fn advise(&self, advice: Advice, offset: u64, length: u64) {
+        self.file.advise(advice, offset, length);
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use milpa_host::disk::{self, File, Open};
+use milpa_host::disk::{self, Advice, File, Open};
 
 /// The directory operations that the store needs.
 pub trait StoreFiles: Send + Sync {
@@ -76,10 +76,8 @@ pub trait StoreFile: Send + Sync {
     ///
     /// As pwrite(2); a part may then have been written.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Has the kernel begin to write a range to the device. A hint: it makes nothing durable.
-    fn start_write_back(&self, _offset: u64, _length: u64) {}
-    /// Gives back the memory that the kernel keeps of a range that is on the device. A hint.
-    fn release_pages(&self, _offset: u64, _length: u64) {}
+    /// Tells the kernel what is to be expected of a range. A hint: it makes nothing durable.
+    fn advise(&self, _advice: Advice, _offset: u64, _length: u64) {}
     /// Makes everything written so far durable, with the metadata needed to read it.
     ///
     /// # Errors
@@ -175,12 +173,8 @@ impl StoreFile for File {
         File::write_at(self, bytes, offset)
     }
 
-    fn start_write_back(&self, offset: u64, length: u64) {
-        File::start_write_back(self, offset, length);
-    }
-
-    fn release_pages(&self, offset: u64, length: u64) {
-        File::release_pages(self, offset, length);
+    fn advise(&self, advice: Advice, offset: u64, length: u64) {
+        File::advise(self, advice, offset, length);
     }
 
     fn sync(&self) -> io::Result<()> {

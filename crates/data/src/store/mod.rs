@@ -63,6 +63,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytes::Bytes;
+use milpa_host::disk::Advice;
 use milpa_types::{Epoch, ExtentId, InodeId, PartitionId, SessionId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 
@@ -458,31 +459,13 @@ impl ExtentStore {
         flush::flush(self, extents)
     }
 
-    /// Has the disk begin to write bytes that were appended in bulk, so that their flush does not come
-    /// as one burst before which everybody else's flushes wait. A hint: it makes nothing durable.
-    ///
-    /// # Errors
-    ///
-    /// As for opening the extent's file.
-    pub fn start_write_back(
-        &self,
-        id: ExtentId,
-        offset: u64,
-        length: u64,
-    ) -> Result<(), StoreError> {
-        self.file(&*self.extent(id)?)?.start_write_back(offset, length);
-        Ok(())
-    }
-
-    /// Gives back the memory that the kernel keeps of the extent's first `length` bytes, as far as they
-    /// are on the device: nobody reads them soon. A hint.
-    ///
-    /// # Errors
-    ///
-    /// As for opening the extent's file.
-    pub fn release_pages(&self, id: ExtentId, length: u64) -> Result<(), StoreError> {
-        self.file(&*self.extent(id)?)?.release_pages(0, length);
-        Ok(())
+    /// Tells the kernel what is to be expected of a range. Who uses the extent next hears what is wrong
+    /// with it: a hint that cannot be given is no error.
+    pub fn advise(&self, id: ExtentId, advice: Advice, offset: u64, length: u64) {
+        let Ok(extent) = self.extent(id) else { return };
+        if let Ok(file) = self.file(&extent) {
+            file.advise(advice, offset, length);
+        }
     }
 
     /// Whether at least so many bytes of each extent are here, on the disk or in memory. Removed

@@ -315,6 +315,27 @@ fn a_blank_replica_is_filled() {
     });
 }
 
+/// What was copied for the sake of one more copy must not push out what clients read.
+#[test]
+fn what_was_filled_leaves_the_page_cache() {
+    run(async |cluster| {
+        const LENGTH: usize = 300_000;
+        let (target, bytes) = (AppendTarget::New { token: 1 }, pattern(1, LENGTH));
+        let (extent, ..) = cluster.append_patiently(1, 1, target, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        cluster.create_replica(3, configuration(2, &[1, 2])).await;
+        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        nodes::until("the third is filled", async || {
+            (cluster.report(1).await?.unaligned == 0).then_some(())
+        })
+        .await;
+        let cached = |node| cluster.cached_bytes(node, extent);
+        assert!(cached(3) < LENGTH / 4 && cached(2) >= LENGTH, "{}, {}", cached(3), cached(2));
+        assert_eq!(cluster.read(3, extent, 0..LENGTH as u64, false).await, Ok(bytes));
+    });
+}
+
 /// What is written while a replica learns reaches it: it becomes a member by a comparison of before.
 #[test]
 fn a_learner_gets_what_is_closed_while_it_learns() {

@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -195,7 +196,8 @@ impl Cluster {
         let registry = Rc::new(Registry { judge, nodes, version });
         let manager = serve_as(Role::Manager, registry).await;
         let mut cluster = Cluster {
-            base: tempfile::tempdir().unwrap(),
+            // Not in what may be a tmpfs: there is no device behind that.
+            base: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
             manager,
             running: BTreeMap::new(),
             as_manager: pool(Role::Manager),
@@ -602,6 +604,24 @@ impl Cluster {
         let place =
             format!("node{node}/disk{disk}/partitions/{PARTITION}/{:016x}.extent", extent.0);
         self.base.path().join(place)
+    }
+
+    /// Bytes of an extent's file that the kernel keeps in memory.
+    #[allow(unsafe_code)]
+    pub fn cached_bytes(&self, node: u32, extent: ExtentId) -> usize {
+        const PAGE: usize = 4096;
+        let file = std::fs::File::open(self.extent_file(node, extent)).unwrap();
+        let length = file.metadata().unwrap().len() as usize;
+        let mut pages = vec![0_u8; length.div_ceil(PAGE)];
+        let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: the mapping has this length and lives until munmap; `pages` has a byte for each page.
+        unsafe {
+            let map = libc::mmap(std::ptr::null_mut(), length, read, shared, file.as_raw_fd(), 0);
+            assert_ne!(map, libc::MAP_FAILED);
+            assert_eq!(libc::mincore(map, length, pages.as_mut_ptr().cast()), 0);
+            libc::munmap(map, length);
+        }
+        pages.iter().filter(|page| **page & 1 == 1).count() * PAGE
     }
 
     /// Flips a bit in the middle of an extent's file.

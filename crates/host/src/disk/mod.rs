@@ -36,6 +36,16 @@ pub enum Open {
     Empty,
 }
 
+/// What is said to the kernel about a range of a file. A hint: nothing comes to depend on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Advice {
+    /// Begin to write it to the device, so that a later sync finds little to do and others' syncs do not
+    /// wait behind it.
+    WriteBack,
+    /// Give back the memory that is kept of it for the next reader. What is not on the device yet stays.
+    Release,
+}
+
 /// What is known of a file or directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Status {
@@ -147,20 +157,10 @@ impl File {
         }
     }
 
-    /// Has the kernel begin to write a range to the device, so that a later sync finds little to do
-    /// and others' syncs do not wait behind it. A hint: it makes nothing durable.
-    pub fn start_write_back(&self, offset: u64, length: u64) {
+    /// Tells the kernel what is to be expected of a range.
+    pub fn advise(&self, advice: Advice, offset: u64, length: u64) {
         match &self.0 {
-            Kind::System(file) => system::start_write_back(file, offset, length),
-            Kind::Simulated(_) => {}
-        }
-    }
-
-    /// Gives back the memory that the kernel keeps of a range for the next reader. What is not on the
-    /// device yet stays, as does what lies around the range in the same piece of memory. A hint.
-    pub fn release_pages(&self, offset: u64, length: u64) {
-        match &self.0 {
-            Kind::System(file) => system::release_pages(file, offset, length),
+            Kind::System(file) => system::advise(file, advice, offset, length),
             Kind::Simulated(_) => {}
         }
     }

@@ -12,7 +12,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use super::{Open, Space, Status};
+use super::{Advice, Open, Space, Status};
 
 pub(super) fn open(path: &Path, how: Open) -> io::Result<File> {
     let mut options = OpenOptions::new();
@@ -43,18 +43,21 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     file.write_all_at(bytes, offset)
 }
 
-pub(super) fn start_write_back(file: &File, offset: u64, length: u64) {
+pub(super) fn advise(file: &File, advice: Advice, offset: u64, length: u64) {
     let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else { return };
-    let how = libc::SYNC_FILE_RANGE_WRITE;
+    let descriptor = file.as_raw_fd();
     // What fails here fails again at the next sync, which tells.
     // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
-    unsafe { libc::sync_file_range(file.as_raw_fd(), offset, length, how) };
-}
-
-pub(super) fn release_pages(file: &File, offset: u64, length: u64) {
-    let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else { return };
-    // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
+    unsafe {
+        match advice {
+            Advice::WriteBack => {
+                libc::sync_file_range(descriptor, offset, length, libc::SYNC_FILE_RANGE_WRITE)
+            }
+            Advice::Release => {
+                libc::posix_fadvise(descriptor, offset, length, libc::POSIX_FADV_DONTNEED)
+            }
+        }
+    };
 }
 
 pub(super) fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {

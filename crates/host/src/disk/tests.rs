@@ -1,5 +1,3 @@
-use std::os::fd::AsRawFd;
-
 use super::*;
 
 #[test]
@@ -33,43 +31,6 @@ fn reads_end_at_the_end_and_holes_are_zeros() {
     let after = file.status().unwrap();
     assert_eq!((after.length, after.device), (before.length, before.device));
     assert!(after.allocated < before.allocated || before.allocated == 0);
-}
-
-/// Pages of the file that are in memory.
-#[allow(unsafe_code)]
-fn pages_in_memory(path: &Path, length: usize) -> usize {
-    let file = std::fs::File::open(path).unwrap();
-    let mut pages = vec![0_u8; length.div_ceil(4096)];
-    let (read, shared) = (libc::PROT_READ, libc::MAP_SHARED);
-    // SAFETY: the mapping is of this length and lives until munmap; `pages` has a byte for each page.
-    unsafe {
-        let map = libc::mmap(std::ptr::null_mut(), length, read, shared, file.as_raw_fd(), 0);
-        assert_ne!(map, libc::MAP_FAILED);
-        assert_eq!(libc::mincore(map, length, pages.as_mut_ptr()), 0);
-        libc::munmap(map, length);
-    }
-    pages.iter().filter(|page| **page & 1 == 1).count()
-}
-
-#[test]
-fn pages_that_are_on_the_device_are_given_back() {
-    const LENGTH: usize = 4 << 20;
-    // Beside the test, not in what may be a tmpfs: there is no device behind that.
-    let here = std::env::current_exe().unwrap();
-    let directory = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
-    let path = directory.path().join("a");
-    let file = File::open(&path, Open::New).unwrap();
-    file.write_at(&vec![7; LENGTH], 0).unwrap();
-    assert_eq!(pages_in_memory(&path, LENGTH), LENGTH / 4096);
-    file.sync().unwrap();
-    file.release_pages(0, LENGTH as u64 / 2);
-    let left = pages_in_memory(&path, LENGTH);
-    assert!((LENGTH / 8192..=LENGTH / 6000).contains(&left), "{left}");
-    file.release_pages(0, LENGTH as u64);
-    assert_eq!(pages_in_memory(&path, LENGTH), 0);
-    let mut bytes = vec![0; LENGTH];
-    file.read_at(&mut bytes, 0).unwrap();
-    assert!(bytes.iter().all(|byte| *byte == 7));
 }
 
 #[test]

@@ -112,6 +112,10 @@ impl Candidate {
         }
     }
 
+    fn disk_mut(&mut self, id: DiskId) -> Option<&mut DiskChoice> {
+        self.disks.iter_mut().find(|disk| disk.id == id)
+    }
+
     /// The disk for a replica that is empty at first.
     fn disk(&self) -> DiskId {
         let best = self.disks.iter().min_by_key(|disk| (disk.score(), disk.id));
@@ -185,8 +189,9 @@ pub fn place(
 }
 
 /// Chooses a place for one more replica of a partition that has places already. It is made from them,
-/// so what its disk is making already weighs against it. It goes to none of the nodes `held`, and meets rule 1 together with those `kept`. `None` if a place can be had, but
-/// only on nodes that `allowed` turns down for now.
+/// so what a disk is making already weighs against it. It goes to none of the nodes `held`, and meets
+/// rule 1 together with those `kept`. `None` if a place can be had, but only on nodes that `allowed`
+/// turns down for now.
 ///
 /// # Errors
 ///
@@ -390,13 +395,10 @@ impl Topology {
     /// Takes replicas into account that are, or have just been, placed.
     pub fn count(&mut self, replicas: &[Replica], primary: Option<NodeId>) {
         for replica in replicas {
-            let found = self.candidates.binary_search_by_key(&replica.node, |c| c.node);
-            let Some(candidate) = found.ok().and_then(|at| self.candidates.get_mut(at)) else {
-                continue;
-            };
+            let Some(candidate) = self.candidate_mut(replica.node) else { continue };
             candidate.replicas += 1;
             candidate.primaries += u64::from(primary == Some(replica.node));
-            if let Some(disk) = candidate.disks.iter_mut().find(|disk| disk.id == replica.disk) {
+            if let Some(disk) = candidate.disk_mut(replica.disk) {
                 disk.replicas += 1;
             }
         }
@@ -404,11 +406,15 @@ impl Topology {
 
     /// Takes a replica into account that is, or will at once be, made from others.
     pub fn count_making(&mut self, place: Replica) {
-        let candidates = self.candidates.iter_mut().filter(|c| c.node == place.node);
-        let mut disks = candidates.flat_map(|candidate| &mut candidate.disks);
-        if let Some(disk) = disks.find(|disk| disk.id == place.disk) {
+        let candidate = self.candidate_mut(place.node);
+        if let Some(disk) = candidate.and_then(|candidate| candidate.disk_mut(place.disk)) {
             disk.making += 1;
         }
+    }
+
+    fn candidate_mut(&mut self, node: NodeId) -> Option<&mut Candidate> {
+        let found = self.candidates.binary_search_by_key(&node, |candidate| candidate.node);
+        found.ok().and_then(|at| self.candidates.get_mut(at))
     }
 }
 

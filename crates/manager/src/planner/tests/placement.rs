@@ -189,7 +189,7 @@ fn what_is_being_made_weighs_when_more_is_placed() {
     let second = DiskChoice { id: DiskId(2), utilization: 40, replicas: 0, making: 0 };
     topology.candidates[3].disks.push(second);
     let held = nodes(&[100, 101]);
-    // Node 102 is emptier, and is making one already; 103 has two disks for two more.
+    // Node 102 has less to keep, and so is the first; then 103 has two disks for two.
     topology.candidates[3].replicas = 3;
     let mut made = Vec::new();
     for _ in 0..4 {
