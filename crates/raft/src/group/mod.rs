@@ -19,11 +19,11 @@
 //!   [`Group::watch_snapshot`].
 //! * A node that is paused or restarts forgets that it promised its leader not to vote for others:
 //!   [`Group::may_vote`].
-//! * Its election timeouts come from a thread-local generator. [`Group::settle`] replaces them
-//!   by a function of seed, group, term and role; the library draws only when one of the latter
-//!   two changes.
+//! * Its election timeouts come from a thread-local generator. [`Group::stagger`] replaces them
+//!   by a function of seed, group, voters, term and role; the library draws only when one of the
+//!   latter two changes.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
@@ -47,10 +47,12 @@ mod inbound;
 mod outbound;
 mod rejoining;
 mod roster;
+mod stagger;
 
 use alone::Alone;
 use rejoining::Rejoining;
 use roster::Roster;
+use stagger::{Slot, timeout};
 
 /// A founding member that was told to campaign asks again after each heartbeat interval, this
 /// often: the other replicas may be created a little later than its own.
@@ -253,10 +255,20 @@ impl Group {
             self.asked_ms.clear();
         }
         self.settled = state;
-        let (min, max) = self.timeouts;
-        let drawn = mix(self.seed ^ mix(self.id.0 ^ mix(state.0 ^ mix(state.1 as u64))));
-        let span = (max - min).max(1) as u64;
-        raft.set_randomized_election_timeout(min + (drawn % span) as usize);
+        self.stagger();
+    }
+
+    /// Sets the election timeout: for a new term, a new role, or other voters.
+    fn stagger(&mut self) {
+        let raft = &mut self.raw.raft;
+        let (term, role) = (raft.term, raft.state);
+        let voters: BTreeSet<NodeId> =
+            self.present.voters.iter().chain(&self.present.outgoing).copied().collect();
+        let rank = voters.iter().position(|voter| *voter == self.node);
+        let turn = mix(self.id.0).wrapping_add(term);
+        let slot = rank.map(|rank| Slot::of(rank, voters.len(), turn));
+        let drawn = mix(self.seed ^ mix(self.id.0 ^ mix(term ^ mix(role as u64))));
+        raft.set_randomized_election_timeout(timeout(self.timeouts, slot, drawn));
     }
 
     fn is_leader(&self) -> bool {

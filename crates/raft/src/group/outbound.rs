@@ -146,6 +146,7 @@ impl Group {
         self.raw.mut_store().restore(snapshot);
         self.history.clear();
         self.present = members.clone();
+        self.stagger();
         self.delivered = mark.index;
         out.records.push(Record::Snapshot { group: self.id, mark, members });
         Some(mark.index)
@@ -211,6 +212,7 @@ impl Group {
             Ok(state) => {
                 let members = self.as_logged(members(&state), &change);
                 self.present = members.clone();
+                self.stagger();
                 self.history.push_back((index, members.clone()));
                 self.write_commit();
                 Payload::Members { members, context: change.context.into() }

@@ -90,6 +90,28 @@ fn nothing_commits_on_the_word_of_a_replica_that_has_not_flushed() {
     assert_eq!(world.leader(1), Some(0), "a stalled disk costs no leadership while peers answer");
 }
 
+/// The story: two survivors stood at the same moment, each voted for itself, and the group was without a
+/// leader for a second timeout. Goal: the first election succeeds, on a busy disk too.
+#[test]
+fn who_survives_a_leader_elects_the_next_one_at_the_first_try() {
+    for seed in 0..60 {
+        let mut world = world(700 + seed, 3);
+        world.flush_ms_max = 40;
+        world.found(1, &[0, 1, 2]);
+        world.run(600);
+        for _ in 0..3 {
+            let lost = world.leader(1).unwrap();
+            world.crash(lost, 1_500);
+            let lost_ms = world.now_ms;
+            world.until("the next leader", |world| world.leader(1).is_some_and(|i| i != lost));
+            // The end of the second of three slots, a pre-vote, and two flushes.
+            let took = world.now_ms - lost_ms;
+            assert!(took < 900, "seed {seed}: {took} ms");
+            world.run(2_500);
+        }
+    }
+}
+
 #[test]
 fn a_paused_leader_does_not_serve_reads_when_it_wakes() {
     let mut world = world(4, 3);
