@@ -16,6 +16,7 @@
 //! | [`balance`] | who orders appends, who leads | primaries and leaders that move |
 //! | [`growth`] | how full partitions are | new data partitions, splits (Algorithm 1) |
 //! | [`reconcile`] | what nodes lack or hold too much of | steps |
+//! | [`mod@spread`] | places that several replicas to be made could have | who makes which |
 //! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
 pub mod balance;
@@ -32,6 +33,7 @@ pub mod replace;
 pub mod room;
 pub mod seed;
 pub mod silence;
+mod spread;
 
 use crate::config::Policy;
 use crate::core::{CommandV1, State};

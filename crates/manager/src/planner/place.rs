@@ -122,11 +122,11 @@ impl Candidate {
         best.map(|disk| disk.id).unwrap_or_default()
     }
 
-    /// The disk for a replica that is made from others, and how well the node would take it.
-    fn disk_for_making(&self) -> (DiskId, u64) {
+    /// The disk for a replica that is made from others.
+    fn offer(&self) -> Offer {
         let best = self.disks.iter().min_by_key(|disk| (disk.score_of_making(), disk.id));
         let (disk, making) = best.map(|disk| (disk.id, disk.making)).unwrap_or_default();
-        (disk, self.score(false) + making * MAKING_WEIGHT)
+        Offer { place: Replica { node: self.node, disk }, score: self.score(false), making }
     }
 }
 
@@ -188,21 +188,44 @@ pub fn place(
     Ok(chosen.iter().map(|c| Replica { node: c.node, disk: c.disk() }).collect())
 }
 
-/// Chooses a place for one more replica of a partition that has places already. It is made from them,
-/// so what a disk is making already weighs against it. It goes to none of the nodes `held`, and meets
-/// rule 1 together with those `kept`. `None` if a place can be had, but only on nodes that `allowed`
-/// turns down for now.
+/// A disk that may take one more replica of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// Where.
+    pub place: Replica,
+    /// What lies on its node.
+    pub score: u64,
+    /// Replicas that are being made there.
+    making: u64,
+}
+
+impl Offer {
+    fn weight(&self) -> u64 {
+        self.score + self.making * MAKING_WEIGHT
+    }
+
+    /// Whether it would be taken instead of `best` if that made one replica more.
+    #[must_use]
+    pub fn is_nearly_as_good_as(&self, best: &Offer) -> bool {
+        self.score <= best.score + MAKING_WEIGHT
+    }
+}
+
+/// Looks for a place for one more replica of a partition that has places already: the best first, of
+/// a few drawn by lot. It is made from them, so what a disk is making already weighs against it. It
+/// goes to none of the nodes `held`, and meets rule 1 together with those `kept`. None if a place can
+/// be had, but only on nodes that `allowed` turns down for now.
 ///
 /// # Errors
 ///
 /// [`Shortage`] when no node meets rule 1.
-pub fn place_one(
+pub fn offers(
     topology: &Topology,
     (held, kept): (&[NodeId], &[NodeId]),
     choices: usize,
     seed: u64,
     allowed: impl Fn(NodeId) -> bool,
-) -> Result<Option<Replica>, Shortage> {
+) -> Result<Vec<Offer>, Shortage> {
     let known = |node: &NodeId| topology.domains.get(node);
     let used: BTreeSet<&(String, NodeId)> = kept.iter().filter_map(known).collect();
     let free = |c: &&Candidate| {
@@ -229,12 +252,25 @@ pub fn place_one(
     }
     able.retain(|candidate| allowed(candidate.node));
     SplitMix::new(seed).sample(&mut able, choices);
-    let choice = |candidate: &Candidate| {
-        let (disk, score) = candidate.disk_for_making();
-        (score, Replica { node: candidate.node, disk })
-    };
-    let best = able.into_iter().map(choice).min_by_key(|(score, place)| (*score, place.node));
-    Ok(best.map(|(_, place)| place))
+    let mut offers: Vec<Offer> = able.into_iter().map(Candidate::offer).collect();
+    offers.sort_by_key(|offer| (offer.weight(), offer.place.node));
+    Ok(offers)
+}
+
+/// The best of the [`offers`].
+///
+/// # Errors
+///
+/// The same.
+pub fn place_one(
+    topology: &Topology,
+    (held, kept): (&[NodeId], &[NodeId]),
+    choices: usize,
+    seed: u64,
+    allowed: impl Fn(NodeId) -> bool,
+) -> Result<Option<Replica>, Shortage> {
+    let offers = offers(topology, (held, kept), choices, seed, allowed)?;
+    Ok(offers.first().map(|offer| offer.place))
 }
 
 /// Rule 4: the least used of a few sets that can hold all replicas by themselves.
@@ -410,6 +446,17 @@ impl Topology {
         if let Some(disk) = candidate.and_then(|candidate| candidate.disk_mut(place.disk)) {
             disk.making += 1;
         }
+    }
+
+    /// How many replicas each disk is making.
+    #[must_use]
+    pub fn making(&self) -> BTreeMap<Replica, u64> {
+        let disks = |candidate: &Candidate| {
+            let node = candidate.node;
+            let of = move |disk: &DiskChoice| (Replica { node, disk: disk.id }, disk.making);
+            candidate.disks.iter().map(of).collect::<Vec<_>>()
+        };
+        self.candidates.iter().flat_map(disks).collect()
     }
 
     fn candidate_mut(&mut self, node: NodeId) -> Option<&mut Candidate> {

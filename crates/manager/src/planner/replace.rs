@@ -16,16 +16,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{NodeId, Role};
 
 use super::health::{Place, data_place, is_aligned};
-use super::place::{Shortage, Topology, place_one};
+use super::place::{Shortage, Topology, offers};
+use super::spread::{Choice, spread};
 use super::{Plan, View};
 use crate::core::{CommandV1, DataRecord, NewTask, Replica, Task, TaskReason};
 
 /// How much may be under way.
 #[derive(Debug)]
 pub(super) struct Budget {
-    cluster: usize,
-    by_node: BTreeMap<NodeId, usize>,
-    node_max: usize,
+    pub(super) cluster: usize,
+    pub(super) by_node: BTreeMap<NodeId, usize>,
+    pub(super) node_max: usize,
 }
 
 impl Budget {
@@ -43,13 +44,22 @@ impl Budget {
         self.cluster > 0
     }
 
+    pub(super) fn has_room_at(&self, node: NodeId) -> bool {
+        self.by_node.get(&node).copied().unwrap_or(0) < self.node_max
+    }
+
     pub(super) fn allows(&self, node: NodeId) -> bool {
-        self.has_room() && self.by_node.get(&node).copied().unwrap_or(0) < self.node_max
+        self.has_room() && self.has_room_at(node)
     }
 
     pub(super) fn take(&mut self, node: NodeId) {
         self.cluster = self.cluster.saturating_sub(1);
         *self.by_node.entry(node).or_default() += 1;
+    }
+
+    pub(super) fn give_back(&mut self, node: NodeId) {
+        self.cluster = self.cluster.saturating_add(1);
+        self.by_node.entry(node).and_modify(|count| *count = count.saturating_sub(1));
     }
 }
 
@@ -72,14 +82,16 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     let mut budget = Budget::of(view);
     let mut topology = Topology::of(view, Role::Data);
     let mut problems: BTreeSet<String> = BTreeSet::new();
+    let (mut begun, mut choices) = (Vec::new(), Vec::new());
     for (copies, record) in lacking {
         if !budget.has_room() {
             break;
         }
         match begin(view, record, &budget, &mut topology) {
-            Ok(Some(task)) => {
-                budget.take(task.place.node);
-                plan.commands.push(CommandV1::BeginTask(task));
+            Ok(Some((reason, choice))) => {
+                budget.take(choice.place.node);
+                begun.push((record, reason));
+                choices.push(choice);
             }
             Ok(None) => {}
             Err(shortage) => {
@@ -87,6 +99,12 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
             }
         }
     }
+    spread(&mut choices, &mut topology.making(), &mut budget);
+    let tasks = begun.into_iter().zip(choices);
+    let task = |((record, reason), choice): ((&DataRecord, _), Choice)| {
+        CommandV1::BeginTask(new_task(view, record, choice.place, reason))
+    };
+    plan.commands.extend(tasks.map(task));
     plan.problems.extend(problems);
 }
 
@@ -128,7 +146,7 @@ fn begin(
     record: &DataRecord,
     budget: &Budget,
     topology: &mut Topology,
-) -> Result<Option<NewTask>, Shortage> {
+) -> Result<Option<(TaskReason, Choice)>, Shortage> {
     let members = &record.configuration.members;
     // Without a majority the group can take nobody in: the members must come back first.
     if copies(view, record) * 2 <= members.len() || view.loads.data_leader(record).is_none() {
@@ -142,7 +160,8 @@ fn begin(
             return Ok(None);
         }
         topology.count_making(*place);
-        return Ok(Some(new_task(view, record, *place, TaskReason::ReplicaLost(place.node))));
+        let choice = Choice { place: *place, others: Vec::new() };
+        return Ok(Some((TaskReason::ReplicaLost(place.node), choice)));
     }
     let reason = states.iter().find_map(|(_, place)| match place {
         Place::Bad(reason) => Some(*reason),
@@ -154,12 +173,14 @@ fn begin(
     let choices = view.policy.choices as usize;
     let seed = view.seed ^ record.id.0;
     let allowed = |node: NodeId| budget.allows(node);
-    let Some(place) = place_one(topology, (&held, &kept), choices, seed, allowed)? else {
-        return Ok(None);
-    };
+    let offers = offers(topology, (&held, &kept), choices, seed, allowed)?;
+    let Some((best, more)) = offers.split_first() else { return Ok(None) };
+    let place = best.place;
     topology.count(&[place], None);
     topology.count_making(place);
-    Ok(Some(new_task(view, record, place, reason.unwrap_or(TaskReason::TooFew))))
+    let others = more.iter().filter(|offer| offer.is_nearly_as_good_as(best));
+    let others = others.map(|offer| offer.place).collect();
+    Ok(Some((reason.unwrap_or(TaskReason::TooFew), Choice { place, others })))
 }
 
 fn new_task(view: View<'_>, record: &DataRecord, place: Replica, reason: TaskReason) -> NewTask {
