@@ -126,10 +126,10 @@ fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
 /// Where clients still notice little, on a slow machine too: five nodes on two busy cores and one disk
-/// that copies 300 MB/s repair 21,000 to 36,000 files of 4 KiB a second with it, at 1.5 to 2.2 times the
-/// quiet p99; with 110 MiB it was 42,000 at 4 to 5.5 times (`milpa-bench recovery`).
+/// that copies 280 MB/s repair 26,000 files of 4 KiB a second with it, at 1.5 to 1.6 times the quiet p99;
+/// with 36 MiB it was 29,000 at 1.7 to 2.4 times, with 110 MiB 42,000 at 4 to 5.5 times (`milpa-bench recovery`).
 fn repair_bytes_per_second_default() -> u64 {
-    48 << 20
+    32 << 20
 }
 fn log_bytes_max_default() -> u64 {
     64 << 20
