@@ -16,7 +16,7 @@
 //! | [`balance`] | who orders appends, who leads | primaries and leaders that move |
 //! | [`growth`] | how full partitions are | new data partitions, splits (Algorithm 1) |
 //! | [`reconcile`] | what nodes lack or hold too much of | steps |
-//! | [`mod@spread`] | places that several replicas to be made could have | who makes which |
+//! | `spread` | places that several replicas to be made could have | who makes which |
 //! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
 pub mod balance;

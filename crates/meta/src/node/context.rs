@@ -30,8 +30,10 @@ const TRY_WAIT: Duration = Duration::from_secs(1);
 const MANAGER_WAIT: Duration = Duration::from_secs(3);
 /// First pause between tries; doubled each time.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
-/// Longest pause between tries.
-const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Longest pause between tries: an election takes longer, and what comes after it waits for this.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+/// Redirections followed without a pause.
+const REDIRECTS_MAX: u32 = 3;
 /// The managers are not asked for addresses more often than this.
 const ADDRESSES_AGE_MIN: Duration = Duration::from_millis(100);
 /// Tries to find the members of a new group.
@@ -192,6 +194,7 @@ impl Context {
     ) -> Option<Result<MetaAnswer, MetaError>> {
         let end = Instant::now() + wait;
         let (mut pause, mut age_max, mut turn) = (PAUSE_MIN, Duration::MAX, 0_usize);
+        let mut redirects = 0;
         while Instant::now() < end {
             let view = self.view(volume, age_max).await;
             let route = view.and_then(|view| self.route(&view, target, turn));
@@ -202,7 +205,12 @@ impl Context {
                 let answer = self.ask_node(node, request(partition), left.min(TRY_WAIT)).await;
                 match answer {
                     Some(Err(MetaError::NotLeader { leader })) => {
-                        self.learn_leader(partition, leader.filter(|leader| *leader != node));
+                        let leader = leader.filter(|leader| *leader != node);
+                        self.learn_leader(partition, leader);
+                        if leader.is_some() && redirects < REDIRECTS_MAX {
+                            redirects += 1;
+                            continue;
+                        }
                     }
                     Some(Err(error @ MetaError::Locked)) => return Some(Err(error)),
                     Some(Err(error)) => match error.next() {
@@ -224,6 +232,7 @@ impl Context {
             }
             sleep(pause).await;
             pause = (pause * 2).min(PAUSE_MAX);
+            redirects = 0;
         }
         None
     }
