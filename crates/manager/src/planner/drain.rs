@@ -4,7 +4,7 @@ use milpa_types::{DiskId, ManagerError, NodeId, Role};
 
 use super::View;
 use super::health::{data_place, meta_place};
-use super::place::{Topology, place_one};
+use super::place::{Topology, offers};
 use crate::core::unknown_node;
 
 /// Looks for a place for every replica that would have to move.
@@ -27,18 +27,17 @@ pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), M
     topology.candidates.retain(|candidate| candidate.node != node);
     topology.excluded.push(format!("node {node} is to be emptied"));
     let choices = view.policy.choices as usize;
-    let mut place = |what: String, held: &[NodeId], kept: &[NodeId], seed: u64| match place_one(
+    let mut place = |what: String, held: &[NodeId], kept: &[NodeId], seed: u64| match offers(
         &topology,
         (held, kept),
         choices,
         seed,
         |_| true,
     ) {
-        Ok(Some(place)) => {
-            topology.count(&[place], None);
+        Ok(offers) => {
+            offers.first().into_iter().for_each(|best| topology.count(&[best.place], None));
             Ok(())
         }
-        Ok(None) => Ok(()),
         Err(shortage) => Err(ManagerError::NoPlacement {
             wanted: format!("another replica of {what}"),
             shortage: shortage.to_string(),

@@ -19,10 +19,10 @@ use std::collections::BTreeSet;
 use milpa_types::{NodeId, Role};
 use milpa_wire::meta::MetaPartitionReport;
 
+use super::budget::Budget;
 use super::health::{Place, meta_place};
-use super::place::{Topology, place_one};
+use super::place::{Topology, offers};
 use super::reconcile::ask_order;
-use super::replace::Budget;
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, MetaRecord, NewTask, Task, TaskReason};
 
@@ -45,8 +45,9 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         // A damaged replica is in the way until it is deleted.
         let is_free = |node| !view.loads.has_damaged_meta(node, record.id);
         let allowed = |node| budget.allows(node) && is_free(node);
-        match place_one(topology, (held, &kept), choices, seed, allowed) {
-            Ok(Some(place)) => {
+        match offers(topology, (held, &kept), choices, seed, allowed) {
+            Ok(offers) => {
+                let Some(place) = offers.first().map(|best| best.place) else { continue };
                 budget.take(place.node);
                 topology.count(&[place], None);
                 let (partition, begun_unix_ms) = (record.id, view.unix_ms);
@@ -54,7 +55,6 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
                 let task = NewTask { partition, place, reason, begun_unix_ms, deadline_unix_ms };
                 plan.commands.push(CommandV1::BeginTask(task));
             }
-            Ok(None) => {}
             Err(shortage) => {
                 problems.insert(format!("meta partition {}: {reason}; {shortage}", record.id));
             }

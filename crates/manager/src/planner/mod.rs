@@ -20,6 +20,7 @@
 //! | [`mod@place`] | nodes, zones, regions, use | where replicas go; called by growth and creation |
 
 pub mod balance;
+mod budget;
 pub mod divergence;
 pub mod drain;
 pub mod growth;

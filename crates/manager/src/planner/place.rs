@@ -214,7 +214,7 @@ impl Offer {
 /// Looks for a place for one more replica of a partition that has places already: the best first, of
 /// a few drawn by lot. It is made from them, so what a disk is making already weighs against it. It
 /// goes to none of the nodes `held`, and meets rule 1 together with those `kept`. None if a place can
-/// be had, but only on nodes that `allowed` turns down for now.
+/// be had, but only on nodes that `allowed` turns down.
 ///
 /// # Errors
 ///
@@ -255,22 +255,6 @@ pub fn offers(
     let mut offers: Vec<Offer> = able.into_iter().map(Candidate::offer).collect();
     offers.sort_by_key(|offer| (offer.weight(), offer.place.node));
     Ok(offers)
-}
-
-/// The best of the [`offers`].
-///
-/// # Errors
-///
-/// The same.
-pub fn place_one(
-    topology: &Topology,
-    (held, kept): (&[NodeId], &[NodeId]),
-    choices: usize,
-    seed: u64,
-    allowed: impl Fn(NodeId) -> bool,
-) -> Result<Option<Replica>, Shortage> {
-    let offers = offers(topology, (held, kept), choices, seed, allowed)?;
-    Ok(offers.first().map(|offer| offer.place))
 }
 
 /// Rule 4: the least used of a few sets that can hold all replicas by themselves.
@@ -451,12 +435,11 @@ impl Topology {
     /// How many replicas each disk is making.
     #[must_use]
     pub fn making(&self) -> BTreeMap<Replica, u64> {
-        let disks = |candidate: &Candidate| {
-            let node = candidate.node;
-            let of = move |disk: &DiskChoice| (Replica { node, disk: disk.id }, disk.making);
-            candidate.disks.iter().map(of).collect::<Vec<_>>()
-        };
-        self.candidates.iter().flat_map(disks).collect()
+        let disks = self.candidates.iter().flat_map(|candidate| {
+            let place = |disk: DiskId| Replica { node: candidate.node, disk };
+            candidate.disks.iter().map(move |disk| (place(disk.id), disk.making))
+        });
+        disks.collect()
     }
 
     fn candidate_mut(&mut self, node: NodeId) -> Option<&mut Candidate> {

@@ -16,7 +16,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::replace::Budget;
+use super::budget::Budget;
 use crate::core::Replica;
 
 /// Where a replica is to be made, and where else it could be.
@@ -65,24 +65,38 @@ fn find_chain(
     starts.sort_by_key(|disk| (Reverse(count(disk)), *disk));
     // What one start reached in vain needs no second look: the later ones make no more than it does.
     let mut seen: BTreeSet<Replica> = BTreeSet::new();
-    for start in starts {
-        let mut came_by: BTreeMap<Replica, usize> = BTreeMap::new();
-        let mut queue = VecDeque::from([start]);
-        seen.insert(start);
-        while let Some(disk) = queue.pop_front() {
-            for at in by_disk.get(&disk).into_iter().flatten() {
-                for other in choices.get(*at).into_iter().flat_map(|choice| &choice.others) {
-                    if !seen.insert(*other) {
-                        continue;
-                    }
-                    came_by.insert(*other, *at);
-                    let has_room = other.node == start.node || budget.has_room_at(other.node);
-                    if has_room && count(other) + 2 <= count(&start) {
-                        return Some(chain_to(*other, &came_by, choices));
-                    }
-                    queue.push_back(*other);
-                }
+    starts.into_iter().find_map(|start| {
+        let ends = |disk: &Replica| {
+            let has_room = disk.node == start.node || budget.has_room_at(disk.node);
+            has_room && count(disk) + 2 <= count(&start)
+        };
+        search(start, ends, choices, &by_disk, &mut seen)
+    })
+}
+
+/// The shortest chain from a disk to one where it `ends`, among those not `seen` yet.
+fn search(
+    start: Replica,
+    ends: impl Fn(&Replica) -> bool,
+    choices: &[Choice],
+    by_disk: &BTreeMap<Replica, Vec<usize>>,
+    seen: &mut BTreeSet<Replica>,
+) -> Option<Vec<(usize, Replica)>> {
+    let mut came_by: BTreeMap<Replica, usize> = BTreeMap::new();
+    let mut queue = VecDeque::from([start]);
+    seen.insert(start);
+    let others = |at: usize| choices.get(at).into_iter().flat_map(|choice| &choice.others);
+    while let Some(disk) = queue.pop_front() {
+        let here = by_disk.get(&disk).into_iter().flatten();
+        for (at, other) in here.flat_map(|at| others(*at).map(|other| (*at, *other))) {
+            if !seen.insert(other) {
+                continue;
             }
+            came_by.insert(other, at);
+            if ends(&other) {
+                return Some(chain_to(other, &came_by, choices));
+            }
+            queue.push_back(other);
         }
     }
     None

@@ -193,7 +193,7 @@ fn what_is_being_made_weighs_when_more_is_placed() {
     topology.candidates[3].replicas = 3;
     let mut made = Vec::new();
     for _ in 0..4 {
-        let one = place::place_one(&topology, (&held, &[]), 8, 1, |_| true).unwrap().unwrap();
+        let one = place::offers(&topology, (&held, &[]), 8, 1, |_| true).unwrap()[0].place;
         topology.count(&[one], None);
         topology.count_making(one);
         made.push((one.node.0, one.disk.0));
