@@ -193,13 +193,13 @@ impl Context {
         wait: Duration,
     ) -> Option<Result<MetaAnswer, MetaError>> {
         let end = Instant::now() + wait;
-        let (mut pause, mut age_max, mut turn) = (PAUSE_MIN, Duration::MAX, 0_usize);
-        let mut redirects = 0;
+        let (mut pace, mut age_max, mut turn) = (Pace::default(), Duration::MAX, 0_usize);
         while Instant::now() < end {
             let view = self.view(volume, age_max).await;
             let route = view.and_then(|view| self.route(&view, target, turn));
             turn = turn.wrapping_add(1);
             age_max = Duration::MAX;
+            let mut is_redirected = false;
             if let Some((partition, node)) = route {
                 let left = end.saturating_duration_since(Instant::now());
                 let answer = self.ask_node(node, request(partition), left.min(TRY_WAIT)).await;
@@ -207,10 +207,7 @@ impl Context {
                     Some(Err(MetaError::NotLeader { leader })) => {
                         let leader = leader.filter(|leader| *leader != node);
                         self.learn_leader(partition, leader);
-                        if leader.is_some() && redirects < REDIRECTS_MAX {
-                            redirects += 1;
-                            continue;
-                        }
+                        is_redirected = leader.is_some();
                     }
                     Some(Err(error @ MetaError::Locked)) => return Some(Err(error)),
                     Some(Err(error)) => match error.next() {
@@ -230,9 +227,7 @@ impl Context {
             } else {
                 age_max = Duration::ZERO;
             }
-            sleep(pause).await;
-            pause = (pause * 2).min(PAUSE_MAX);
-            redirects = 0;
+            sleep(pace.pause(is_redirected)).await;
         }
         None
     }
@@ -298,6 +293,29 @@ impl Context {
     }
 }
 
+/// How long each next try waits.
+#[derive(Default)]
+struct Pace {
+    /// Pauses so far.
+    pauses: u32,
+    /// Redirections followed since the last one.
+    redirects: u32,
+}
+
+impl Pace {
+    /// None after a redirection, unless there were several: whoever was named may not know of it yet.
+    fn pause(&mut self, is_redirected: bool) -> Duration {
+        if is_redirected && self.redirects < REDIRECTS_MAX {
+            self.redirects += 1;
+            return Duration::ZERO;
+        }
+        self.redirects = 0;
+        let pause = PAUSE_MIN.saturating_mul(1_u32.checked_shl(self.pauses).unwrap_or(u32::MAX));
+        self.pauses = self.pauses.saturating_add(1);
+        pause.min(PAUSE_MAX)
+    }
+}
+
 /// How a partition of a volume is named.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Target {
@@ -305,4 +323,23 @@ pub(crate) enum Target {
     Slot(MetaSlot),
     /// By its id.
     Partition(PartitionId),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The story: after an election a step paused half a second before it asked the leader it had just been
+    /// told of; a lost node could so hold a call for two seconds.
+    #[test]
+    fn a_redirection_is_followed_at_once_and_a_circle_of_them_is_not() {
+        let mut pace = Pace::default();
+        let ms = |pauses: [Duration; 8]| pauses.map(|pause| pause.as_millis());
+        let unknown = [(); 8].map(|()| pace.pause(false));
+        assert_eq!(ms(unknown), [5, 10, 20, 40, 80, 100, 100, 100]);
+        let circle = [(); 8].map(|()| pace.pause(true));
+        assert_eq!(ms(circle), [0, 0, 0, 100, 0, 0, 0, 100]);
+        pace.pauses = u32::MAX;
+        assert_eq!(pace.pause(false), PAUSE_MAX);
+    }
 }
