@@ -126,8 +126,8 @@ fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
 /// Where clients still notice little, on a slow machine too: five nodes on two busy cores and one disk
-/// that copies 280 MB/s repair 26,000 files of 4 KiB a second with it, at 1.5 to 1.6 times the quiet p99;
-/// with 36 MiB it was 29,000 at 1.7 to 2.4 times, with 110 MiB 42,000 at 4 to 5.5 times (`milpa-bench recovery`).
+/// that copies 200 to 280 MB/s repair 26,000 files of 4 KiB a second with it, at 1.4 to 3.5 times the quiet
+/// p99; with 110 MiB it was 42,000 at 4 to 5.5 times (`milpa-bench recovery`).
 fn repair_bytes_per_second_default() -> u64 {
     32 << 20
 }
