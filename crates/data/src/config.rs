@@ -125,11 +125,11 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// Where clients still notice little, on a slow machine too: five nodes on two busy cores and one disk
-/// that copies 200 to 280 MB/s repair 26,000 files of 4 KiB a second with it, at 1.4 to 3.5 times the quiet
-/// p99; with 110 MiB it was 42,000 at 4 to 5.5 times (`milpa-bench recovery`).
+/// Where clients notice little, on a small machine too: five nodes on two cores and one disk that copies
+/// 380 MB/s repair 30,000 files of 4 KiB a second with it, at 1.0 to 1.1 times the quiet p99, and 1.4 times
+/// when somebody else has one of the cores; with 64 MiB it was 45,000 at 1.3 times (`milpa-bench recovery`).
 fn repair_bytes_per_second_default() -> u64 {
-    32 << 20
+    40 << 20
 }
 fn log_bytes_max_default() -> u64 {
     64 << 20

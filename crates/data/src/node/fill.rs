@@ -23,6 +23,10 @@ use super::shared::Shared;
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
 const FILL_BYTES_MAX: u64 = 256 << 10;
+/// The memory of what was copied is given back so far behind the end of the copy: the device has written
+/// it by then. A new page of memory costs the kernel, and the host of a virtual machine, more than one that
+/// was in use just now.
+const RELEASE_BEHIND: u64 = 8 << 20;
 
 /// Where fetched bytes go.
 #[derive(Clone)]
@@ -54,6 +58,7 @@ impl Filling {
         let store = Arc::clone(&self.store);
         let mut held = self.in_epoch(epoch, extent, move || prepare(&store, new, length)).await??;
         let mut is_mark_known = false;
+        let mut is_read_again = None;
         while held < length {
             // Another primary may have decided on another length.
             let current = self.epoch().await?;
@@ -73,8 +78,18 @@ impl Filling {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;
             }
+            if held >= RELEASE_BEHIND && is_read_again.is_none() {
+                is_read_again = Some(self.has_freed(extent, source).await?);
+            }
+            let is_released = is_read_again == Some(false);
             let fence = chunk.fence;
-            let land = move |store: &ExtentStore| append_chunk(store, extent, held, &chunk);
+            let land = move |store: &ExtentStore| {
+                let end = append_chunk(store, extent, held, &chunk)?;
+                if is_released {
+                    release_behind(store, extent, held, end);
+                }
+                Ok(end)
+            };
             // None: an overwrite came between, the chunk may lack it.
             if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
                 held = now_held;
@@ -148,6 +163,13 @@ impl Filling {
         let answer = self.shared.ask_node(node, &request, Bytes::new(), FETCH_WAIT).await?;
         let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
         Ok(states.into_iter().find(|state| state.extent == extent))
+    }
+
+    /// Whether [`Filling::copy_freed`] will find something: it reads the blocks in which that ends.
+    async fn has_freed(&self, extent: ExtentId, source: NodeId) -> Result<bool, DataError> {
+        let epoch = self.epoch().await?;
+        let ranges = freed::of_member(self, epoch, source, vec![extent]).await?;
+        Ok(ranges.iter().any(|range| range.extent == extent))
     }
 
     /// Frees what the source had freed when it sent its holes: these are whole blocks, and dead bytes
@@ -290,6 +312,14 @@ fn append_chunk(
         end = store.append_lost(extent, end, chunk.lost)?;
     }
     Ok(end)
+}
+
+/// Gives back the memory of what was copied long ago, after a copy that went on from `held` to `end`.
+fn release_behind(store: &ExtentStore, extent: ExtentId, held: u64, end: u64) {
+    let stretch = end / RELEASE_BEHIND;
+    if stretch > held / RELEASE_BEHIND {
+        store.advise(extent, Advice::Release, 0, (stretch - 1) * RELEASE_BEHIND);
+    }
 }
 
 impl Disk {

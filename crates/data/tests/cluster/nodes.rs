@@ -244,6 +244,12 @@ impl Cluster {
         self.start_node_with(node, config).await;
     }
 
+    /// A node that takes so many bytes a second from other replicas, and reads nothing by itself.
+    pub async fn start_slow_filling_node(&mut self, node: u32, repair_bytes_per_second: u64) {
+        let slow = DataNodeConfig { repair_bytes_per_second, ..self.config(node) };
+        self.start_node_with(node, DataNodeConfig { scrub_period_s: 0, ..slow }).await;
+    }
+
     /// All three restart where they were, while no manager answers.
     pub async fn restart_without_managers(&mut self) {
         until("everybody has written down where the others are", async || {
