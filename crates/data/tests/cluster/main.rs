@@ -344,8 +344,6 @@ fn a_fill_gives_memory_back_behind_itself() {
     run(async |cluster| {
         const PIECE: usize = 128 << 10;
         const LENGTH: usize = 64 << 20;
-        cluster.kill_node(3).await;
-        cluster.start_slow_filling_node(3, 24 << 20).await;
         let bytes = pattern(1, PIECE);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
@@ -353,7 +351,9 @@ fn a_fill_gives_memory_back_behind_itself() {
             let target = AppendTarget::Extent { extent, offset: offset as u64 };
             cluster.append_patiently(1, 1, target, &bytes).await;
         }
+        cluster.kill_node(3).await;
         cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.start_slow_filling_node(3, 24 << 20).await;
         cluster.drop_replica(3).await;
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
         cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
