@@ -92,6 +92,14 @@ pub struct DataNodeConfig {
     /// The same, by time. 1,000 to 3,600,000 milliseconds.
     #[serde(default = "log_trim_ms_default")]
     pub log_trim_ms: u64,
+    /// A start waits so long for the managers to say that the directory is no older copy; then the node
+    /// serves without that word. 0 to 86,400,000 milliseconds.
+    #[serde(default = "managers_wait_ms_default")]
+    pub managers_wait_ms: u64,
+    /// How old a copy of the directory must be to be refused for certain: so often the managers hear of
+    /// another life of the node. 1,000 to 86,400,000 milliseconds.
+    #[serde(default = "life_ms_default")]
+    pub life_ms: u64,
 }
 
 fn reserve_bytes_default() -> u64 {
@@ -137,6 +145,14 @@ fn log_bytes_max_default() -> u64 {
 fn log_trim_ms_default() -> u64 {
     30_000
 }
+/// Managers that lost their power with everybody else are back by then.
+fn managers_wait_ms_default() -> u64 {
+    60_000
+}
+/// One small entry in the managers' log for each node.
+fn life_ms_default() -> u64 {
+    600_000
+}
 
 impl DataNodeConfig {
     /// The usual values around what every node must be told: its directories, where it listens,
@@ -169,6 +185,8 @@ impl DataNodeConfig {
             scrub_period_s: scrub_period_s_default(),
             log_bytes_max: log_bytes_max_default(),
             log_trim_ms: log_trim_ms_default(),
+            managers_wait_ms: managers_wait_ms_default(),
+            life_ms: life_ms_default(),
         }
     }
 
@@ -213,6 +231,8 @@ impl DataNodeConfig {
             ("scrub_period_s", scrub_period_s, 10, 31_536_000),
             ("log_bytes_max", self.log_bytes_max, 1 << 20, 4 << 30),
             ("log_trim_ms", self.log_trim_ms, 1_000, 3_600_000),
+            ("managers_wait_ms", self.managers_wait_ms, 0, 86_400_000),
+            ("life_ms", self.life_ms, 1_000, 86_400_000),
         ];
         numbers
             .iter()

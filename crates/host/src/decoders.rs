@@ -16,6 +16,12 @@ pub fn all() -> Vec<Decoder> {
             seal: |_| {},
         },
         Decoder {
+            name: "life",
+            sample: |seed| decoding::sample_life(7, 7 + u128::from(seed)),
+            again: decoding::life_again,
+            seal: |_| {},
+        },
+        Decoder {
             name: "key",
             sample: |seed| {
                 let mut random = Random::new(seed);

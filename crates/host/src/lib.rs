@@ -26,6 +26,7 @@ pub mod entropy;
 mod handshake;
 pub mod jobs;
 pub mod keys;
+pub mod lives;
 pub mod managers;
 pub mod net;
 pub mod node_directory;

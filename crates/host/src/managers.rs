@@ -181,6 +181,7 @@ fn may_be_repeated(request: &ManagerRequest) -> bool {
         | R::ListTasks
         | R::GetMetaReplicas
         | R::Leave { .. }
-        | R::IsFounded => true,
+        | R::IsFounded
+        | R::RenewLife { .. } => true,
     }
 }

@@ -430,6 +430,7 @@ fn a_second_incarnation_is_refused_and_a_moved_node_is_found_again() {
             ManagerRequest::Register(milpa_wire::manager::Register {
                 node: Some(known.id),
                 incarnation,
+                life: milpa_types::Life::default(),
                 role: Role::Data,
                 address: ([127, 0, 0, 1], port).into(),
                 http_address: known.http_address,

@@ -52,6 +52,14 @@ pub struct MetaNodeConfig {
     /// again later: 1 to 1,000,000.
     #[serde(default = "default_proposals_max")]
     pub proposals_max: usize,
+    /// Milliseconds that a start waits for the managers to say that the directory is no older copy; then the
+    /// node serves without that word: at most 86,400,000.
+    #[serde(default = "default_managers_wait_ms")]
+    pub managers_wait_ms: u64,
+    /// How old a copy of the directory must be to be refused for certain, in milliseconds: so often the
+    /// managers hear of another life of the node. 1,000 to 86,400,000.
+    #[serde(default = "default_life_ms")]
+    pub life_ms: u64,
 }
 
 fn default_zone() -> String {
@@ -84,6 +92,16 @@ fn default_proposals_max() -> usize {
     20_000
 }
 
+/// Managers that lost their power with everybody else are back by then.
+fn default_managers_wait_ms() -> u64 {
+    60_000
+}
+
+/// One small entry in the managers' log for each node.
+fn default_life_ms() -> u64 {
+    600_000
+}
+
 impl MetaNodeConfig {
     /// A node with the default for everything that has one.
     #[must_use]
@@ -106,6 +124,8 @@ impl MetaNodeConfig {
             snapshot_after_entries: default_snapshot_after_entries(),
             snapshot_after_bytes: default_snapshot_after_bytes(),
             proposals_max: default_proposals_max(),
+            managers_wait_ms: default_managers_wait_ms(),
+            life_ms: default_life_ms(),
         }
     }
 
@@ -151,6 +171,8 @@ impl MetaNodeConfig {
         bound("snapshot_after_entries", self.snapshot_after_entries, 100, u64::MAX);
         bound("snapshot_after_bytes", self.snapshot_after_bytes, 65_536, u64::MAX);
         bound("proposals_max", self.proposals_max as u64, 1, 1_000_000);
+        bound("managers_wait_ms", self.managers_wait_ms, 0, 86_400_000);
+        bound("life_ms", self.life_ms, 1_000, 86_400_000);
         if problems.is_empty() { Ok(()) } else { Err(problems) }
     }
 }
@@ -177,9 +199,10 @@ mod tests {
             session_lease_ms: 0,
             snapshot_after_entries: 1,
             proposals_max: 0,
+            life_ms: 0,
             ..config()
         };
-        let problems = bad.validate().expect_err("nine fields are wrong");
+        let problems = bad.validate().expect_err("ten fields are wrong");
         let fields: Vec<&str> = problems.iter().filter_map(|p| p.split(':').next()).collect();
         let expected = [
             "directory",
@@ -191,6 +214,7 @@ mod tests {
             "session_lease_ms",
             "snapshot_after_entries",
             "proposals_max",
+            "life_ms",
         ];
         assert_eq!(fields, expected);
     }

@@ -105,6 +105,26 @@ impl fmt::Display for SessionId {
     }
 }
 
+/// Which life of a node this is: a node that starts tells the managers its last one and its next one, both
+/// drawn at random by itself. They know the newest. An old copy of a node's directory tells of one that is
+/// over, however often it is started, and is refused: it has forgotten what the node has promised since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Life {
+    /// The last one that the node knows to have begun.
+    pub last: u128,
+    /// The one that begins now. The same as `last` if the node had no room to write down another.
+    pub next: u128,
+}
+
+impl Life {
+    /// Whether it follows on the newest life that is known of the node, or is that one: then the answer
+    /// to its beginning was lost.
+    #[must_use]
+    pub fn follows(self, newest: u128) -> bool {
+        newest == self.last || newest == self.next
+    }
+}
+
 /// Drawn at random when a cluster is created. A node or client of another cluster is refused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ClusterId(pub u128);

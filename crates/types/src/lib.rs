@@ -13,7 +13,7 @@ mod topology;
 pub use attributes::{AttributeChanges, Attributes, FileKind, NewTime, Timestamp, without_set_id};
 pub use error::{DataError, ManagerError, MetaError, Next};
 pub use ids::{
-    ClusterId, DiskId, Epoch, ExtentId, INODES_PER_PARTITION, InodeId, MetaSlot, NodeId,
+    ClusterId, DiskId, Epoch, ExtentId, INODES_PER_PARTITION, InodeId, Life, MetaSlot, NodeId,
     PartitionId, SessionId, VolumeId,
 };
 pub use layout::{

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use milpa_types::{
-    ClusterId, DataPartition, Disk, DiskId, ManagerError, MetaPartition, Node, NodeId, PartitionId,
-    Role, Volume, VolumeId, VolumeOptions, VolumeView,
+    ClusterId, DataPartition, Disk, DiskId, Life, ManagerError, MetaPartition, Node, NodeId,
+    PartitionId, Role, Volume, VolumeId, VolumeOptions, VolumeView,
 };
 use serde::{Deserialize, Serialize};
 
@@ -122,6 +122,15 @@ pub enum ManagerRequest {
     /// Another manager, whose directory is empty: was the group of the managers founded already? Everybody
     /// answers for itself.
     IsFounded,
+    /// A node that lives on: what its directory held until now is old from here on.
+    RenewLife {
+        /// Who.
+        node: NodeId,
+        /// As at registration.
+        incarnation: u128,
+        /// Its last life, and the one that goes on.
+        life: Life,
+    },
 }
 
 /// A node that starts.
@@ -131,6 +140,8 @@ pub struct Register {
     pub node: Option<NodeId>,
     /// Drawn at random when its data directory was created: tells a copy from the original.
     pub incarnation: u128,
+    /// Tells an old copy from the directory as it was last.
+    pub life: Life,
     /// What it serves.
     pub role: Role,
     /// Where it listens.

@@ -10,7 +10,7 @@ use milpa_host::jobs;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::NodeDirectory;
 use milpa_host::telemetry::memory_bytes;
-use milpa_types::{Disk as DiskDescription, ManagerError, NodeId, Role};
+use milpa_types::{Disk as DiskDescription, Life, ManagerError, NodeId, Role};
 use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerRequest, Register};
 
 use crate::DataNodeConfig;
@@ -37,12 +37,14 @@ pub(crate) async fn register(
     managers: &Managers,
     config: &DataNodeConfig,
     directory: &NodeDirectory,
+    life: Life,
     addresses: Addresses,
     disks: Vec<DiskDescription>,
 ) -> Result<NodeId, ManagersError> {
     let request = ManagerRequest::Register(Register {
         node: directory.node(),
         incarnation: directory.incarnation(),
+        life,
         role: Role::Data,
         address: addresses.listen,
         http_address: addresses.http,

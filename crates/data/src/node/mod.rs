@@ -54,14 +54,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use milpa_host::address_book::AddressBook;
 use milpa_host::keys::Key;
+use milpa_host::lives::Living;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
 use milpa_host::{entropy, jobs, net, telemetry};
-use milpa_types::{ClusterId, NodeId, Role};
+use milpa_types::{ClusterId, Disk as DiskDescription, Life, NodeId, Role};
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
@@ -192,15 +194,9 @@ async fn start_and_serve(
     let opened = open_disks(&config, directory.incarnation()).await?;
     let descriptions: Vec<_> =
         opened.iter().zip(&config.disks).map(|(disk, config)| disk.describe(config)).collect();
-    let known = directory.node();
-    let node = match known {
-        // The managers may be down, and are told later.
-        Some(node) => node,
-        None => {
-            heartbeat::register(&managers, &config, &directory, addresses, descriptions).await?
-        }
-    };
-    directory.set_node(node)?;
+    let life = directory.begin_life()?;
+    let me = Myself { directory, addresses, life, registers: true };
+    let (node, me) = introduce(me, &managers, &config, descriptions).await?;
     identity.set_node(node);
     let known_addresses = AddressBook::open(config.directory.join("nodes"));
     let shared = Rc::new(Shared {
@@ -218,7 +214,7 @@ async fn start_and_serve(
         repair_turns: RefCell::default(),
     });
     start_disks(&shared, opened)?;
-    running.replace(Some((Rc::clone(&shared), directory.incarnation())));
+    running.replace(Some((Rc::clone(&shared), me.directory.incarnation())));
     tracing::info!(%node, address = %addresses.listen, "data node serves");
     announce(Started { node, address: addresses.listen, http_address: http });
     let service = Rc::new(DataService { shared: Rc::clone(&shared) });
@@ -228,36 +224,80 @@ async fn start_and_serve(
             let source = served.err().unwrap_or_else(|| io::Error::other("closed"));
             Err(NodeError::Listen { address: bound, source })
         }
-        refused = keep_in_touch(shared, directory, addresses, known.is_some()) => {
-            Err(refused.into())
-        }
+        refused = keep_in_touch(shared, me) => Err(refused.into()),
     }
 }
 
-/// Registers, if that was not needed to start, and then sends heartbeats and offers. Ends when
-/// the managers refuse the node.
-async fn keep_in_touch(
-    shared: Rc<Shared>,
+/// What a node tells the managers of itself.
+struct Myself {
     directory: NodeDirectory,
     addresses: Addresses,
+    life: Life,
+    /// They have not taken its registration yet.
     registers: bool,
-) -> ManagersError {
-    if registers {
+}
+
+impl Myself {
+    async fn register(
+        &self,
+        managers: &Managers,
+        config: &DataNodeConfig,
+        disks: Vec<DiskDescription>,
+    ) -> Result<NodeId, ManagersError> {
+        let Myself { directory, addresses, life, .. } = self;
+        heartbeat::register(managers, config, directory, *life, *addresses, disks).await
+    }
+}
+
+/// Tells the managers that the node starts, before anybody hears of what its disks hold: a directory that
+/// is an older copy has forgotten promises. A node that was known goes on without their word when none of them
+/// answers for `managers_wait_ms`; a new one has to have an id.
+async fn introduce(
+    mut me: Myself,
+    managers: &Managers,
+    config: &DataNodeConfig,
+    disks: Vec<DiskDescription>,
+) -> Result<(NodeId, Myself), NodeError> {
+    let registering = me.register(managers, config, disks);
+    let node = match me.directory.node() {
+        None => registering.await?,
+        Some(node) => {
+            let wait = Duration::from_millis(config.managers_wait_ms);
+            match tokio::time::timeout(wait, registering).await {
+                Ok(registered) => registered?,
+                Err(_) => {
+                    tracing::warn!(%node, waited_ms = config.managers_wait_ms,
+                        "no manager says whether this node's directory is its newest; it serves all the same");
+                    return Ok((node, me));
+                }
+            }
+        }
+    };
+    me.directory.set_node(node)?;
+    me.directory.life_has_begun();
+    me.registers = false;
+    Ok((node, me))
+}
+
+/// Registers, if the managers have not answered yet, and then sends heartbeats and offers. Ends when
+/// the managers refuse the node.
+async fn keep_in_touch(shared: Rc<Shared>, me: Myself) -> ManagersError {
+    let (managers, config) = (&shared.managers, &shared.config);
+    if me.registers {
         let disks: Vec<_> =
             shared.disks.borrow().iter().filter_map(|disk| disk.report.disk.clone()).collect();
-        let (managers, config) = (&shared.managers, &shared.config);
-        if let Err(error) =
-            heartbeat::register(managers, config, &directory, addresses, disks).await
-        {
+        if let Err(error) = me.register(managers, config, disks).await {
             return error;
         }
     }
     let offering = offering::offer_for_ever(Rc::clone(&shared));
-    let beating = heartbeat::beat(shared, directory.incarnation());
+    let beating = heartbeat::beat(Rc::clone(&shared), me.directory.incarnation());
+    let living = Living::new(me.directory, shared.node, Rc::default());
     tokio::select! {
         biased;
         never = offering => match never {},
         never = beating => match never {},
+        refused = living.renew_for_ever(managers, Duration::from_millis(config.life_ms)) => refused,
     }
 }
 

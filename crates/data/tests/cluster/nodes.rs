@@ -265,7 +265,8 @@ impl Cluster {
         for (node, listen) in (1..).zip(listen) {
             // Port 1 is nobody's.
             let managers = vec!["127.0.0.1:1".parse().unwrap()];
-            let config = DataNodeConfig { listen, managers, ..self.config(node) };
+            let config =
+                DataNodeConfig { listen, managers, managers_wait_ms: 500, ..self.config(node) };
             self.start_node_with(node, config).await;
         }
     }

@@ -4,8 +4,8 @@
 use std::net::SocketAddr;
 
 use milpa_types::{
-    Disk, DiskId, Epoch, InodeId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId,
-    VolumeOptions,
+    Disk, DiskId, Epoch, InodeId, Life, ManagerError, NodeId, NodeState, PartitionId, Role,
+    VolumeId, VolumeOptions,
 };
 use milpa_wire::data::Configuration;
 use serde::{Deserialize, Serialize};
@@ -171,6 +171,23 @@ pub enum CommandV1 {
         /// Which partitions, and in which epoch.
         partitions: Vec<(PartitionId, Epoch)>,
     },
+    /// A node started, and says which life of it this is. Takes the place of `RegisterNode`, which stays
+    /// for what older programs have written.
+    StartNode {
+        /// Who.
+        registration: Registration,
+        /// Refused if it does not follow on the newest one.
+        life: Life,
+    },
+    /// A node lives on: copies of its directory from before are old from here on.
+    RenewLife {
+        /// Who.
+        node: NodeId,
+        /// As at registration.
+        incarnation: u128,
+        /// Refused if it does not follow on the newest one.
+        life: Life,
+    },
 }
 
 /// A node that starts: `milpa_wire::manager::Register`, as it is kept.
@@ -213,7 +230,7 @@ pub struct NewDataPartition {
 pub enum Applied {
     /// Done; nothing to tell.
     Done,
-    /// RegisterNode.
+    /// StartNode, RegisterNode.
     Registered(NodeId),
     /// CreateVolume.
     Volume(VolumeId),

@@ -21,7 +21,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use milpa_types::{DEFAULT_ZONE, Disk, DiskId, ManagerError, Node, NodeId, NodeState, Role};
+use milpa_types::{DEFAULT_ZONE, Disk, DiskId, Life, ManagerError, Node, NodeId, NodeState, Role};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Registration};
@@ -148,7 +148,11 @@ fn refused(reason: String) -> Applied {
 }
 
 impl State {
-    pub(super) fn register_node(&mut self, registration: &Registration) -> Applied {
+    pub(super) fn register_node(
+        &mut self,
+        registration: &Registration,
+        life: Option<Life>,
+    ) -> Applied {
         let problems = registration_problems(registration);
         if !problems.is_empty() {
             return Applied::Refused(ManagerError::Invalid { problems });
@@ -161,12 +165,45 @@ impl State {
             // A repeat of a first registration whose answer was lost.
             None => self.node_by_incarnation(registration.role, registration.incarnation),
         };
-        match known {
+        if let Err(reason) = known.map_or(Ok(()), |id| self.check_life(id, life)) {
+            return refused(reason);
+        }
+        let id = match known {
             Some(id) => self.register_again(id, registration),
             None if self.nodes.len() >= NODES_MAX => {
-                refused(format!("the cluster has {NODES_MAX} nodes already"))
+                return refused(format!("the cluster has {NODES_MAX} nodes already"));
             }
             None => self.register_new(registration),
+        };
+        self.lives.extend(life.map(|life| (id, life.next)));
+        Applied::Registered(id)
+    }
+
+    /// A node lives on. Changes nothing but what is known of its lives.
+    pub(super) fn renew_life(&mut self, id: NodeId, incarnation: u128, life: Life) -> Applied {
+        let is_it = |node: &NodeRecord| node.incarnation == incarnation && !node.is_removed;
+        if !self.nodes.get(&id).is_some_and(is_it) {
+            return refused(format!("node {id} is not registered"));
+        }
+        match self.check_life(id, Some(life)) {
+            Ok(()) => {
+                self.lives.insert(id, life.next);
+                Applied::Done
+            }
+            Err(reason) => refused(reason),
+        }
+    }
+
+    /// Whether a directory is the node's newest. An older one has lost what was written since: the vote
+    /// it gave, the bytes it acknowledged.
+    fn check_life(&self, id: NodeId, life: Option<Life>) -> Result<(), String> {
+        match (life, self.lives.get(&id)) {
+            (Some(life), Some(newest)) if !life.follows(*newest) => Err(format!(
+                "the directory of node {id} is an older copy (a restored backup or image?) and lacks what \
+                 the node has promised since; start with the newest one, or with an empty one to join as a \
+                 new node"
+            )),
+            _ => Ok(()),
         }
     }
 
@@ -209,7 +246,7 @@ impl State {
         Ok(())
     }
 
-    fn register_again(&mut self, id: NodeId, registration: &Registration) -> Applied {
+    fn register_again(&mut self, id: NodeId, registration: &Registration) -> NodeId {
         if let Some(node) = self.nodes.get_mut(&id) {
             let before = (node.address, node.http_address);
             node.take_over(registration);
@@ -217,10 +254,10 @@ impl State {
                 self.nodes_version += 1;
             }
         }
-        Applied::Registered(id)
+        id
     }
 
-    fn register_new(&mut self, registration: &Registration) -> Applied {
+    fn register_new(&mut self, registration: &Registration) -> NodeId {
         let id = NodeId(self.node_next);
         self.node_next += 1;
         self.nodes_version += 1;
@@ -240,7 +277,7 @@ impl State {
         };
         node.take_over(registration);
         self.nodes.insert(id, node);
-        Applied::Registered(id)
+        id
     }
 
     pub(super) fn set_node_state(&mut self, id: NodeId, wanted: NodeState) -> Applied {

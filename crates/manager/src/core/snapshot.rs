@@ -3,7 +3,8 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 4; before, the last field of the state was another one (3) or missing (2)
+//!      4    4 format: 5; before, the last field of the state was missing (4), and the one before that
+//!             another one (3) or missing too (2)
 //!      8    4 CRC32C of what follows
 //!     12    . the state (postcard)
 //! ```
@@ -21,14 +22,16 @@ use super::task::Task;
 use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 4;
+const FORMAT: u32 = 5;
+/// Without `lives`.
+const FORMAT_WITHOUT_LIVES: u32 = 4;
 /// With epochs in `whole`, where members are named now.
 const FORMAT_WITH_EPOCHS: u32 = 3;
 /// Without `whole`.
 const FORMAT_WITHOUT_WHOLE: u32 = 2;
 const HEADER_BYTES: usize = 12;
 
-/// The fields of the state in all formats: all but `whole`.
+/// The fields of the state in all formats: all but `whole` and `lives`.
 type Fields = (
     ClusterId,
     u64,
@@ -44,6 +47,8 @@ type Fields = (
     u64,
     BTreeMap<PartitionId, Task>,
 );
+
+type Whole = BTreeMap<PartitionId, BTreeSet<NodeId>>;
 
 /// Bytes that are no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -110,11 +115,12 @@ impl State {
         }
         let state = match found {
             FORMAT_WITHOUT_WHOLE => {
-                milpa_wire::decode(body).and_then(|fields| from_older(fields, BTreeMap::new()))
+                milpa_wire::decode(body).and_then(|fields| from_older(&(fields, Whole::new())))
             }
             FORMAT_WITH_EPOCHS => {
-                milpa_wire::decode(body).and_then(|(fields, whole)| from_older(fields, whole))
+                milpa_wire::decode(body).and_then(|(fields, epochs)| from_epochs(fields, epochs))
             }
+            FORMAT_WITHOUT_LIVES => milpa_wire::decode(body).and_then(|older| from_older(&older)),
             _ => milpa_wire::decode(body),
         };
         state.map_err(|_| malformed())
@@ -127,11 +133,14 @@ impl State {
     }
 }
 
-/// `whole`: of which epoch it was known that all members are. Of others it is seen again soon.
-fn from_older(fields: Fields, whole: BTreeMap<PartitionId, Epoch>) -> Result<State, DecodeError> {
-    let nobody = BTreeMap::<PartitionId, BTreeSet<NodeId>>::new();
-    let mut state: State = milpa_wire::decode(&milpa_wire::encode(&(fields, nobody)))?;
-    state.members_whole(&whole.into_iter().collect::<Vec<_>>());
+fn from_older(older: &(Fields, Whole)) -> Result<State, DecodeError> {
+    milpa_wire::decode(&milpa_wire::encode(&(older, BTreeMap::<NodeId, u128>::new())))
+}
+
+/// `epochs`: of which one it was known that all members are whole. Of others it is seen again soon.
+fn from_epochs(fields: Fields, epochs: BTreeMap<PartitionId, Epoch>) -> Result<State, DecodeError> {
+    let mut state = from_older(&(fields, Whole::new()))?;
+    state.members_whole(&epochs.into_iter().collect::<Vec<_>>());
     Ok(state)
 }
 
@@ -150,8 +159,8 @@ mod tests {
         log.volume("home", 1, 2);
         let [known, stale] = [PartitionId(2), PartitionId(3)];
         log.apply(CommandV1::MembersWhole { partitions: vec![(known, Epoch(1))] });
-        type Format4 = (Fields, BTreeMap<PartitionId, BTreeSet<NodeId>>);
-        let (fields, whole): Format4 = milpa_wire::decode(&encode(&log.state)).unwrap();
+        type Format5 = (Fields, Whole, BTreeMap<NodeId, u128>);
+        let (fields, whole, _): Format5 = milpa_wire::decode(&encode(&log.state)).unwrap();
         assert_eq!(whole.keys().collect::<Vec<_>>(), [&known]);
         let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));
         let head = [MAGIC, FORMAT_WITH_EPOCHS.to_le_bytes(), crc32c(&body).to_le_bytes()].concat();

@@ -43,6 +43,8 @@ pub struct State {
     pub(super) tasks: BTreeMap<PartitionId, Task>,
     /// Members of data partitions that have every acknowledged byte.
     pub(super) whole: BTreeMap<PartitionId, BTreeSet<NodeId>>,
+    /// The newest life of each node; missing for one that has told of none yet.
+    pub(super) lives: BTreeMap<NodeId, u128>,
 }
 
 impl State {
@@ -64,6 +66,7 @@ impl State {
             task_next: 1,
             tasks: BTreeMap::new(),
             whole: BTreeMap::new(),
+            lives: BTreeMap::new(),
         }
     }
 
@@ -77,7 +80,7 @@ impl State {
         let Command::V1(command) = command;
         match command {
             CommandV1::Lead { .. } => Applied::Done,
-            CommandV1::RegisterNode(registration) => self.register_node(registration),
+            CommandV1::RegisterNode(registration) => self.register_node(registration, None),
             CommandV1::SetNodeState { node, state } => self.set_node_state(*node, *state),
             CommandV1::CreateVolume { name, options, meta, data } => {
                 self.create_volume(name, options, meta, data)
@@ -112,6 +115,12 @@ impl State {
             CommandV1::DropReplica { partition, node } => self.drop_replica(*partition, *node),
             CommandV1::SetMembers { partition, members } => self.set_members(*partition, members),
             CommandV1::MembersWhole { partitions } => self.members_whole(partitions),
+            CommandV1::StartNode { registration, life } => {
+                self.register_node(registration, Some(*life))
+            }
+            CommandV1::RenewLife { node, incarnation, life } => {
+                self.renew_life(*node, *incarnation, *life)
+            }
         }
     }
 

@@ -264,6 +264,7 @@ impl State {
             removed.filter(|node| self.replicas_on(*node, None) == 0).collect();
         for node in empty {
             self.nodes.remove(&node);
+            self.lives.remove(&node);
             self.nodes_version += 1;
             for volume in self.volumes.values_mut() {
                 volume.options_untold.remove(&node);

@@ -1,7 +1,7 @@
 //! Goal: what applying commands promises, and that equal commands give equal bytes.
 
 use milpa_types::{
-    ClusterId, Disk, DiskId, Epoch, InodeId, MetaSlot, NodeId, NodeState, PartitionId, Role,
+    ClusterId, Disk, DiskId, Epoch, InodeId, Life, MetaSlot, NodeId, NodeState, PartitionId, Role,
     VolumeId, VolumeOptions,
 };
 use milpa_wire::data::Configuration;
@@ -133,6 +133,52 @@ fn a_node_may_move_but_not_change_its_role_or_its_incarnation() {
     check_refused(&log.apply(CommandV1::RegisterNode(other)), "is a meta node, not a data node");
     let stranger = Registration { node: Some(NodeId(555)), ..again };
     check_refused(&log.apply(CommandV1::RegisterNode(stranger)), "not of this cluster");
+}
+
+/// A restored image has forgotten what its node promised since: the vote it gave, the bytes it
+/// acknowledged. However often it is started, it is not that node.
+#[test]
+fn an_old_copy_of_a_directory_is_refused_and_a_lost_answer_is_not() {
+    let mut log = Log::new();
+    let start = |node, last, next| CommandV1::StartNode {
+        registration: Registration { node, ..registration(Role::Data, 0) },
+        life: Life { last, next },
+    };
+    let node = NodeId(101);
+    let taken = Applied::Registered(node);
+    assert_eq!(log.apply(start(None, 1, 2)), taken);
+    assert_eq!(log.apply(start(None, 1, 2)), taken, "the answer was lost");
+    assert_eq!(log.apply(start(Some(node), 1, 2)), taken, "it died before it wrote that down");
+    assert_eq!(log.apply(start(Some(node), 2, 2)), taken, "it had no room for another life");
+    assert_eq!(log.apply(start(Some(node), 2, 3)), taken);
+    let renew = |incarnation, last, next| CommandV1::RenewLife {
+        node,
+        incarnation,
+        life: Life { last, next },
+    };
+    assert_eq!(log.apply(renew(1, 3, 4)), Applied::Done);
+    check_refused(&log.apply(renew(9, 4, 5)), "is not registered");
+    log.apply(CommandV1::SetNodeState { node, state: NodeState::Silent });
+    for copy in [start(None, 1, 2), start(Some(node), 2, 77), start(Some(node), 3, 3)] {
+        check_refused(&log.apply(copy), "is an older copy");
+    }
+    check_refused(&log.apply(renew(1, 3, 78)), "is an older copy");
+    assert_eq!(log.state.node(node).unwrap().state, NodeState::Silent);
+    assert_eq!(log.apply(start(Some(node), 4, 5)), taken);
+    // Forgotten with the node.
+    log.apply(CommandV1::RemoveNode { node });
+    assert_eq!(log.apply(start(None, 1, 2)), Applied::Registered(NodeId(102)));
+}
+
+/// Nodes of before that said nothing of their lives.
+#[test]
+fn the_first_life_that_is_told_is_believed() {
+    let mut log = Log::with_nodes(1, 0);
+    let registration = Registration { node: Some(NodeId(101)), ..registration(Role::Meta, 0) };
+    let life = Life { last: 0, next: 5 };
+    let start = |life| CommandV1::StartNode { registration: registration.clone(), life };
+    assert_eq!(log.apply(start(life)), Applied::Registered(NodeId(101)));
+    check_refused(&log.apply(start(Life { last: 0, next: 6 })), "is an older copy");
 }
 
 #[test]
@@ -315,8 +361,8 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
     *flipped.last_mut().unwrap() ^= 1;
     assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged));
     let mut newer = bytes.clone();
-    newer[4] = 5;
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 5 }));
+    newer[4] = 6;
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 6 }));
     newer[4] = 1;
     assert_eq!(State::decode(&newer), Err(SnapshotError::Older { found: 1 }));
     assert!(matches!(State::decode(&bytes[..11]), Err(SnapshotError::Malformed { .. })));
@@ -337,6 +383,10 @@ fn any_command() -> impl Strategy<Value = CommandV1> {
         (any::<bool>(), 0_u32..8).prop_map(|(meta, number)| {
             let role = if meta { Role::Meta } else { Role::Data };
             CommandV1::RegisterNode(registration(role, number))
+        }),
+        (0_u32..8, 0_u128..3, 0_u128..3).prop_map(|(number, last, next)| CommandV1::StartNode {
+            registration: registration(Role::Data, number),
+            life: Life { last, next },
         }),
         (node.clone(), any::<bool>()).prop_map(|(node, active)| CommandV1::SetNodeState {
             node,

@@ -12,7 +12,7 @@ const OPERATORS: &[Role] = &[Role::Admin];
 pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
     use ManagerRequest as R;
     match request {
-        R::Register(_) | R::Heartbeat(_) | R::Leave { .. } => SERVERS,
+        R::Register(_) | R::Heartbeat(_) | R::Leave { .. } | R::RenewLife { .. } => SERVERS,
         R::GetVolume { .. } => &[Role::Client, Role::Admin, Role::Meta, Role::Data],
         R::GetVolumeById { .. } | R::GetNodes => &[Role::Meta, Role::Data, Role::Admin],
         R::FetchSnapshot { .. } | R::IsFounded => &[Role::Manager],
@@ -60,6 +60,7 @@ pub fn operation(request: &ManagerRequest) -> &'static str {
         R::Leave { .. } => "leave",
         R::GetMetaReplicas => "get_meta_replicas",
         R::IsFounded => "is_founded",
+        R::RenewLife { .. } => "renew_life",
     }
 }
 
@@ -108,7 +109,9 @@ pub fn check(caller: Caller, request: &ManagerRequest) -> Result<(), ManagerErro
         {
             refuse(format!("node {} cannot speak for node {}", caller.node, heartbeat.node))
         }
-        ManagerRequest::Leave { node, .. } if caller.node.0 != 0 && *node != caller.node => {
+        ManagerRequest::Leave { node, .. } | ManagerRequest::RenewLife { node, .. }
+            if caller.node.0 != 0 && *node != caller.node =>
+        {
             refuse(format!("node {} cannot speak for node {node}", caller.node))
         }
         _ => Ok(()),
@@ -117,7 +120,7 @@ pub fn check(caller: Caller, request: &ManagerRequest) -> Result<(), ManagerErro
 
 #[cfg(test)]
 mod tests {
-    use milpa_types::{NodeId, VolumeOptions};
+    use milpa_types::{Life, NodeId, VolumeOptions};
     use milpa_wire::manager::{Heartbeat, Register};
 
     use super::*;
@@ -131,6 +134,7 @@ mod tests {
             R::Register(Register {
                 node: None,
                 incarnation: 1,
+                life: Life::default(),
                 role: Role::Meta,
                 address,
                 http_address: address,
@@ -172,6 +176,7 @@ mod tests {
             R::Leave { node: NodeId(101), incarnation: 1 },
             R::GetMetaReplicas,
             R::IsFounded,
+            R::RenewLife { node: NodeId(101), incarnation: 1, life: Life::default() },
         ]
     }
 
@@ -182,9 +187,27 @@ mod tests {
             (Role::Manager, &["fetch_snapshot", "is_founded"]),
             (
                 Role::Meta,
-                &["register", "heartbeat", "get_volume", "get_volume_by_id", "get_nodes", "leave"],
+                &[
+                    "register",
+                    "heartbeat",
+                    "get_volume",
+                    "get_volume_by_id",
+                    "get_nodes",
+                    "leave",
+                    "renew_life",
+                ],
             ),
-            (Role::Data, &["heartbeat", "get_volume", "get_volume_by_id", "get_nodes", "leave"]),
+            (
+                Role::Data,
+                &[
+                    "heartbeat",
+                    "get_volume",
+                    "get_volume_by_id",
+                    "get_nodes",
+                    "leave",
+                    "renew_life",
+                ],
+            ),
             (Role::Client, &["get_volume"]),
             (
                 Role::Admin,

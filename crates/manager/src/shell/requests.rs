@@ -84,6 +84,10 @@ impl Replica {
                 let change = self.leave(node, incarnation);
                 self.change(multi, change, responder, Then::Done);
             }
+            ManagerRequest::RenewLife { node, incarnation, life } => {
+                let change = Ok(vec![CommandV1::RenewLife { node, incarnation, life }]);
+                self.change(multi, change, responder, Then::Done);
+            }
             read => {
                 let reply = self.read(caller, read);
                 // Nobody else led while this was computed, or the answer may be out of date.
@@ -141,6 +145,7 @@ impl Replica {
             | R::DrainDisk { .. }
             | R::RemoveNode { .. }
             | R::Leave { .. }
+            | R::RenewLife { .. }
             | R::FetchSnapshot { .. }
             | R::IsFounded => Err(ManagerError::Busy),
         }
@@ -159,11 +164,11 @@ impl Replica {
     }
 
     fn register(&mut self, multi: &mut MultiRaft, register: Register, responder: Responder) {
-        let Register { node, incarnation, role, address, http_address, zone, region, disks } =
+        let Register { node, incarnation, life, role, address, http_address, zone, region, disks } =
             register;
         let registration =
             Registration { node, incarnation, role, address, http_address, zone, region, disks };
-        let change = Ok(vec![CommandV1::RegisterNode(registration)]);
+        let change = Ok(vec![CommandV1::StartNode { registration, life }]);
         self.change(multi, change, responder, Then::Register);
     }
 

@@ -15,8 +15,8 @@ use milpa_host::managers::Managers;
 use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
 use milpa_manager::ManagerConfig;
 use milpa_types::{
-    ClusterId, DataError, Disk, DiskId, ManagerError, NodeId, PartitionId, Role, VolumeOptions,
-    VolumeView,
+    ClusterId, DataError, Disk, DiskId, Life, ManagerError, NodeId, PartitionId, Role,
+    VolumeOptions, VolumeView,
 };
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
 use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerReply, ManagerRequest, Register};
@@ -254,6 +254,7 @@ impl FakeNode {
         let register = ManagerRequest::Register(Register {
             node: None,
             incarnation: u128::from(address.port()),
+            life: Life::default(),
             role,
             address,
             http_address: address,

@@ -1,5 +1,6 @@
 //! The node's side of the managers: register, then tell every 200 ms what is held here.
 
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use milpa_host::disk;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::telemetry::memory_bytes;
-use milpa_types::{Disk, DiskId, NodeId, Role};
+use milpa_types::{Disk, DiskId, Life, NodeId, Role};
 use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerRequest, Register};
 use tracing::{debug, info, warn};
 
@@ -27,6 +28,8 @@ const REGISTER_WAIT: Duration = Duration::from_secs(5);
 pub(crate) struct SelfDescription {
     /// Drawn when the directory was made.
     pub incarnation: u128,
+    /// Which life of the node this is, kept up to date.
+    pub life: Rc<Cell<Life>>,
     /// Where it listens.
     pub address: SocketAddr,
     /// Where its metrics are.
@@ -47,6 +50,7 @@ pub(crate) async fn register(
     let request = ManagerRequest::Register(Register {
         node: known,
         incarnation: me.incarnation,
+        life: me.life.get(),
         role: Role::Meta,
         address: me.address,
         http_address: me.http_address,

@@ -16,7 +16,7 @@
 //! Volumes with `durability = memory` are served as synced ones: the Raft log makes no difference
 //! between groups, and group commit makes the flush cheap. That is stronger than asked for.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -27,6 +27,7 @@ use std::time::Duration;
 
 use milpa_host::clock::{Instant, now_ms};
 use milpa_host::keys::Key;
+use milpa_host::lives::Living;
 use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::net::{self, Listener};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
@@ -38,7 +39,7 @@ use milpa_raft::{
 };
 use milpa_types::{ClusterId, NodeId, Role};
 use tokio::task::LocalSet;
-use tracing::{error, info};
+use tracing::{info, warn};
 
 use self::context::Context;
 use self::inbox::{Front, Inbox};
@@ -211,16 +212,19 @@ async fn start_and_loop(
     let identity = Arc::new(Identity::new(Some(cluster), Role::Meta, Credential::Cluster(secret)));
     let pool = Pool::new(Arc::clone(&identity));
     let managers = Managers::new(pool.clone(), config.managers.clone());
-    let me = SelfDescription { incarnation: directory.incarnation(), address, http_address };
+    let life = Rc::new(Cell::new(directory.begin_life()?));
+    let incarnation = directory.incarnation();
+    let me = SelfDescription { incarnation, life: Rc::clone(&life), address, http_address };
 
     // What the disk holds is read while the managers are asked.
     let opening = open_disk(&config, me.incarnation);
-    let (node, registered) = match directory.node() {
-        // Known: the managers may be down, and are told later.
-        Some(node) => (node, false),
-        None => (first_registration(&managers, &config, &me).await?, true),
-    };
+    let (node, registered) = introduce(&managers, &config, &me, directory.node()).await?;
     directory.set_node(node)?;
+    if registered {
+        directory.life_has_begun();
+    }
+    let (living, life_lasts) =
+        (Living::new(directory, node, life), Duration::from_millis(config.life_ms));
     identity.set_node(node);
     let opened = opening.await.map_err(|e| NodeError::Start(e.to_string()))??;
 
@@ -246,7 +250,10 @@ async fn start_and_loop(
             let source = result.err().unwrap_or_else(|| io::Error::other("closed"));
             Err(NodeError::Listen { address, source })
         }
-        refusal = manager_link::report_for_ever(ctx, me, registered) => Err(refusal.into()),
+        refusal = living.renew_for_ever(&ctx.managers, life_lasts) => Err(refusal.into()),
+        refusal = manager_link::report_for_ever(Rc::clone(&ctx), me, registered) => {
+            Err(refusal.into())
+        }
     }
 }
 
@@ -258,20 +265,33 @@ fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
     move |source| NodeError::Listen { address, source }
 }
 
-/// A node without an id can do nothing, so it waits for the managers as long as it takes.
-async fn first_registration(
+/// Tells the managers that the node starts, before anybody hears of what its disk holds: a directory that is
+/// an older copy has forgotten promises. A node that was known goes on without their word when none of them
+/// answers for `managers_wait_ms`, and is not registered then; one without an id can do nothing.
+async fn introduce(
     managers: &Managers,
     config: &MetaNodeConfig,
     me: &SelfDescription,
-) -> Result<NodeId, ManagersError> {
-    loop {
-        match manager_link::register(managers, config, me, None).await {
-            Err(error @ ManagersError::Unreachable { .. }) => {
-                error!(%error, "cannot register: trying again");
+    known: Option<NodeId>,
+) -> Result<(NodeId, bool), ManagersError> {
+    let registering = async {
+        loop {
+            match manager_link::register(managers, config, me, known).await {
+                Err(error @ ManagersError::Unreachable { .. }) => {
+                    warn!(%error, "cannot register: trying again");
+                }
+                registered => return registered,
             }
-            other => return other,
         }
+    };
+    let Some(node) = known else { return Ok((registering.await?, true)) };
+    let wait = Duration::from_millis(config.managers_wait_ms);
+    if let Ok(registered) = tokio::time::timeout(wait, registering).await {
+        return Ok((registered?, true));
     }
+    warn!(%node, waited_ms = config.managers_wait_ms,
+        "no manager says whether this node's directory is its newest; it serves all the same");
+    Ok((node, false))
 }
 
 /// What the disk held.
