@@ -93,6 +93,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
             config.session_lease_ms = options.session_lease_ms;
             config.reserve_bytes = 8 << 20;
             config.snapshot_after_entries = options.snapshot_after_entries;
+            (config.managers_wait_ms, config.life_ms) = lives(options);
             Box::pin(async move {
                 let ended = milpa_meta::run(config, CLUSTER, secret(), forever()).await;
                 ended_as(ended)
@@ -106,6 +107,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
             config.scrub_period_s = 20;
             config.log_trim_ms = options.log_trim_ms;
             config.small_extent_bytes_max = options.small_extent_bytes_max;
+            (config.managers_wait_ms, config.life_ms) = lives(options);
             Box::pin(async move {
                 let ended = milpa_data::run(config, CLUSTER, secret(), forever()).await;
                 ended_as(ended)
@@ -113,6 +115,12 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
         }
         Part::Client | Part::Observer => Box::pin(async { "not a server".to_owned() }),
     }
+}
+
+/// How long a node waits for the managers when it starts, and how often it tells them of another life.
+/// Where old disks come back, nobody serves without their word; elsewhere that is tried too.
+fn lives(options: &Options) -> (u64, u64) {
+    if options.weights.old_disk > 0 { (86_400_000, 2_000) } else { (2_000, 600_000) }
 }
 
 /// The end of a node in words, causes and all.

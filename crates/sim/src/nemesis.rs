@@ -32,6 +32,8 @@ pub(crate) enum Fault {
     ClientKill(usize),
     ClientPause(usize, u64),
     Grow,
+    Lose(usize),
+    OldDisk(usize),
 }
 
 impl Fault {
@@ -47,7 +49,10 @@ impl Fault {
             | Fault::Isolate(place)
             | Fault::FullDisk(place)
             | Fault::Pause(place, _) => span(Some(place), lasts_ms),
-            Fault::FailedWrite(place) | Fault::FailedSync(place) => span(Some(place), u64::MAX),
+            Fault::FailedWrite(place)
+            | Fault::FailedSync(place)
+            | Fault::Lose(place)
+            | Fault::OldDisk(place) => span(Some(place), u64::MAX),
             // Which of the two is the broken one is anybody's guess.
             Fault::OneWay(..)
             | Fault::PowerEverywhere
@@ -81,6 +86,8 @@ pub(crate) enum Mend {
     EmptyDisk(usize),
     /// A new client begins where one died.
     StartClient(usize),
+    /// A server with an old copy of its disk gets an empty one.
+    Replace(usize),
 }
 
 /// The machines that the nemesis knows: places of servers by role, and of clients.
@@ -121,6 +128,8 @@ pub(crate) struct Nemesis {
     /// What was broken when.
     pub spans: Vec<Span>,
     victims: Victims,
+    /// A server has lost all its copies: another one would be one too many.
+    has_lost: bool,
 }
 
 impl Nemesis {
@@ -138,6 +147,7 @@ impl Nemesis {
             counts: BTreeMap::new(),
             spans: Vec::new(),
             victims,
+            has_lost: false,
         }
     }
 
@@ -313,6 +323,18 @@ impl Nemesis {
                 Some(Fault::ClientPause(place, self.random.skewed(60_000)))
             }
             "grow" => Some(Fault::Grow),
+            "lose" | "old-disk" => {
+                let place = self.server().filter(|place| !self.victims.managers.contains(place))?;
+                if std::mem::replace(&mut self.has_lost, true) {
+                    return None;
+                }
+                // It has no copy of anything for some time after it is back.
+                self.impaired.insert(place, u64::MAX);
+                let is_lost = name == "lose";
+                let mend = if is_lost { Mend::Start(place) } else { Mend::Replace(place) };
+                self.mend_at(until, mend);
+                Some(if is_lost { Fault::Lose(place) } else { Fault::OldDisk(place) })
+            }
             _ => None,
         }
     }

@@ -105,6 +105,9 @@ impl Observer {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.look().await;
+            if self.options.weights.lose + self.options.weights.old_disk > 0 {
+                self.remove_replaced().await;
+            }
             let wanted = self.watch.borrow().wanted;
             let result = match wanted {
                 Wanted::Watch => continue,
@@ -197,6 +200,18 @@ impl Observer {
                     self.saw_configuration(report.partition, report.configuration);
                 }
             }
+        }
+    }
+
+    /// An operator says which nodes will not come back: those at whose address a newer one is.
+    async fn remove_replaced(&self) {
+        let Ok(nodes) = self.nodes().await else { return };
+        let is_replaced =
+            |node: &&Node| nodes.iter().any(|n| n.address == node.address && n.id > node.id);
+        for node in nodes.iter().filter(is_replaced) {
+            // Refused while it holds what is needed: it is asked again.
+            let removed = self.ask(&ManagerRequest::RemoveNode { node: node.id }).await;
+            trace::note(&format!("node {} is removed: {:?}", node.id, removed.err()));
         }
     }
 

@@ -69,6 +69,10 @@ pub(crate) struct Weights {
     /// A write is acknowledged and lost, or lands elsewhere, on the only data server whose disk lies
     /// (F4, F6).
     pub lie: u64,
+    /// A meta or data server loses all that it holds, and comes back as a new one (F21).
+    pub lose: u64,
+    /// A meta or data server gets an old copy of its disk (F7), and is a new one when somebody has noticed.
+    pub old_disk: u64,
 }
 
 /// What a seed has drawn.
@@ -160,6 +164,10 @@ impl Options {
         if options.weights.by_name().all(|(_, weight)| *weight == 0) {
             options.faults_min = 0;
         }
+        if options.weights.lie > 0 || options.weights.rot > 0 {
+            // As below: what is damaged behind our back is one copy, what is gone with a server another.
+            (options.weights.lose, options.weights.old_disk) = (0, 0);
+        }
         if options.weights.lie > 0 {
             // What a disk loses behind our back and another one's end are two copies of three.
             options.weights.disk_error = 0;
@@ -233,6 +241,8 @@ impl Weights {
             ("grow", &mut self.grow),
             ("read-error", &mut self.read_error),
             ("lie", &mut self.lie),
+            ("lose", &mut self.lose),
+            ("old-disk", &mut self.old_disk),
         ]
         .into_iter()
     }

@@ -9,4 +9,4 @@ mod files;
 mod platter;
 
 pub use files::Mount;
-pub use platter::{DiskCounts, DiskOptions, NameLoss, Ordered, Platter};
+pub use platter::{DiskCounts, DiskOptions, Image, NameLoss, Ordered, Platter};

@@ -97,6 +97,23 @@ pub(super) struct FileNode {
     dirty_bytes: u64,
 }
 
+/// What a disk held at a time, as far as it was durable.
+#[derive(Clone, Debug, Default)]
+pub struct Image {
+    names: Names,
+    files: BTreeMap<u64, Content>,
+}
+
+impl Image {
+    /// A small file of it as text.
+    pub fn text(&self, path: &Path) -> Option<String> {
+        let Some(Entry::File(number)) = self.names.get(path) else { return None };
+        let mut bytes = vec![0; 4096];
+        let length = self.files.get(number)?.read(&mut bytes, 0);
+        String::from_utf8(bytes.get(..length)?.to_vec()).ok()
+    }
+}
+
 /// Failures that were ordered for the calls to come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ordered {
@@ -430,6 +447,29 @@ impl Platter {
         changes.iter().for_each(|change| change.apply(&mut self.durable_names));
         self.files.values_mut().for_each(FileNode::sync);
         self.forget_unnamed();
+    }
+
+    /// A copy of what is durable now.
+    pub fn image(&self) -> Image {
+        let files = self.files.iter().map(|(number, file)| (*number, file.durable.clone()));
+        Image { names: self.durable_names.clone(), files: files.collect() }
+    }
+
+    /// The disk is another one, between two lives: with an old copy of what was here (F7), or empty.
+    pub fn exchange(&mut self, image: Option<Image>) {
+        let Image { names, files } = image.unwrap_or_else(|| Image {
+            names: Names::from([(PathBuf::from("/"), Entry::Directory)]),
+            files: BTreeMap::new(),
+        });
+        self.names.clone_from(&names);
+        self.durable_names = names;
+        self.unsynced_names.clear();
+        let whole = |(number, content): (u64, Content)| {
+            let current = content.clone();
+            (number, FileNode { current, durable: content, ..FileNode::default() })
+        };
+        self.files = files.into_iter().map(whole).collect();
+        self.count_allocated();
     }
 
     fn count_allocated(&mut self) {
