@@ -168,8 +168,8 @@ impl Options {
             // As below: what is damaged behind our back is one copy, what is gone with a server another.
             (options.weights.lose, options.weights.old_disk) = (0, 0);
         }
-        if options.weights.lie > 0 {
-            // What a disk loses behind our back and another one's end are two copies of three.
+        if options.weights.lie + options.weights.lose + options.weights.old_disk > 0 {
+            // What a disk loses behind our back, or a server, and another disk's end are two copies of three.
             options.weights.disk_error = 0;
         }
         options
