@@ -263,28 +263,26 @@ fn parse(text: &[u8], file: &Path) -> Result<StoredIdentity, DirectoryError> {
     Ok(identity)
 }
 
-/// From the first file that can be read: it is the newer one, if they differ.
+/// From the first file that can be read: it is the newer one, if they differ. A block that cannot be read
+/// harms one of them as much as a lost write does.
 fn read_life(path: &Path) -> Result<Life, DirectoryError> {
-    let mut damaged = None;
-    for name in LIFE_FILES {
-        let file = path.join(name);
+    let mut unreadable = None;
+    for file in LIFE_FILES.map(|name| path.join(name)) {
         match disk::read(&file) {
             Ok(text) => match parse_life(&text) {
                 Some(life) => return Ok(life),
-                None => damaged = Some(file),
+                None => {
+                    let problem =
+                        "it does not say which life of the node this is, nor does its twin";
+                    let problem = problem.to_owned();
+                    unreadable = Some(DirectoryError::Damaged { path: file, problem });
+                }
             },
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            Err(source) => return Err(io_error("read", &file)(source)),
+            Err(source) => unreadable = Some(io_error("read", &file)(source)),
         }
     }
-    match damaged {
-        Some(path) => {
-            let problem =
-                "it does not say which life of the node this is, nor does its twin".to_owned();
-            Err(DirectoryError::Damaged { path, problem })
-        }
-        None => Ok(Life::default()),
-    }
+    unreadable.map_or(Ok(Life::default()), Err)
 }
 
 /// One line: the format, both lives, and the CRC32C of these.
@@ -397,6 +395,10 @@ mod tests {
         let [first, second] = LIFE_FILES.map(|name| temp.path().join(name));
         std::fs::write(&first, "").unwrap();
         assert_eq!(open().unwrap().begin_life().unwrap(), life);
+        // As a directory it cannot be read, like a bad block.
+        std::fs::remove_file(&first).and(std::fs::create_dir(&first)).unwrap();
+        assert_eq!(open().unwrap().begin_life().unwrap(), life);
+        std::fs::remove_dir(&first).and(std::fs::write(&first, "")).unwrap();
         std::fs::write(&second, sample_of_rot(life)).unwrap();
         assert!(matches!(open(), Err(DirectoryError::Damaged { .. })));
         // As in directories of before.
