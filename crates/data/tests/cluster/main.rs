@@ -373,6 +373,29 @@ fn a_fill_gives_memory_back_behind_itself() {
     });
 }
 
+/// A restored backup has forgotten votes and bytes that its node promised: nobody hears of it. Method: a backup is
+/// made while the node runs, which only goes on running; the backup is put back, and started twice.
+#[test]
+fn a_node_whose_backup_is_put_back_does_not_serve() {
+    run(async |cluster| {
+        let backup = tempfile::tempdir().unwrap();
+        cluster.kill_node(3).await;
+        cluster.start_short_lived_node(3).await;
+        cluster.copy_directory(3, backup.path());
+        let before = cluster.renewals();
+        nodes::until("another life has begun", async || {
+            (cluster.renewals() >= before + 2).then_some(())
+        })
+        .await;
+        cluster.kill_node(3).await;
+        cluster.put_back(3, backup.path());
+        for _ in 0..2 {
+            let refused = cluster.start_in_vain(3).await;
+            assert!(refused.contains("an older copy"), "{refused}");
+        }
+    });
+}
+
 /// What is written while a replica learns reaches it: it becomes a member by a comparison of before.
 #[test]
 fn a_learner_gets_what_is_closed_while_it_learns() {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,9 +16,9 @@ use milpa_data::{DataNodeConfig, DiskConfig, Started, run_announced};
 use milpa_host::keys::Key;
 use milpa_host::rpc::{Credential, Identity, Peer, Pool, Reply, Service, serve};
 use milpa_types::{
-    ClusterId, DataError, DiskId, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, MetaPartition,
-    MetaSlot, Node, NodeId, NodeState, PartitionId, Role, SessionId, Volume, VolumeId,
-    VolumeOptions, VolumeView,
+    ClusterId, DataError, DiskId, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, Life, ManagerError,
+    MetaPartition, MetaSlot, Node, NodeId, NodeState, PartitionId, Role, SessionId, Volume,
+    VolumeId, VolumeOptions, VolumeView,
 };
 use milpa_wire::data::*;
 use milpa_wire::frame::crc32c;
@@ -76,25 +76,44 @@ struct Registry {
     judge: SocketAddr,
     nodes: RefCell<Vec<(u128, Register)>>,
     version: RefCell<u64>,
+    /// The newest life of each incarnation, and how often it was renewed.
+    lives: RefCell<BTreeMap<u128, (u128, u32)>>,
 }
 
 impl Service for Registry {
     fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
-        let answer = match milpa_wire::decode(&body).unwrap() {
-            ManagerRequest::Register(register) => self.register(register),
-            ManagerRequest::Heartbeat(_) => {
-                ManagerAnswer::Alive { nodes_version: *self.version.borrow() }
+        let body: ManagerReply = match milpa_wire::decode(&body).unwrap() {
+            ManagerRequest::Register(register) => {
+                self.live(register.incarnation, register.life, 0).map(|()| self.register(register))
             }
-            ManagerRequest::GetNodes => ManagerAnswer::Nodes(self.list()),
-            ManagerRequest::GetVolumeById { .. } => ManagerAnswer::Volume(Box::new(self.view())),
-            _ => ManagerAnswer::Done,
+            ManagerRequest::RenewLife { incarnation, life, .. } => {
+                self.live(incarnation, life, 1).map(|()| ManagerAnswer::Done)
+            }
+            ManagerRequest::Heartbeat(_) => {
+                Ok(ManagerAnswer::Alive { nodes_version: *self.version.borrow() })
+            }
+            ManagerRequest::GetNodes => Ok(ManagerAnswer::Nodes(self.list())),
+            ManagerRequest::GetVolumeById { .. } => {
+                Ok(ManagerAnswer::Volume(Box::new(self.view())))
+            }
+            _ => Ok(ManagerAnswer::Done),
         };
-        let body: ManagerReply = Ok(answer);
         reply.send(&body, Bytes::new());
     }
 }
 
 impl Registry {
+    /// A life begins, if it follows on the newest one.
+    fn live(&self, incarnation: u128, life: Life, renewals: u32) -> Result<(), ManagerError> {
+        let mut lives = self.lives.borrow_mut();
+        let (newest, renewed) = lives.entry(incarnation).or_insert((life.last, 0));
+        if !life.follows(*newest) {
+            return Err(ManagerError::NodeRefused { reason: "an older copy".to_owned() });
+        }
+        (*newest, *renewed) = (life.next, *renewed + renewals);
+        Ok(())
+    }
+
     fn register(&self, register: Register) -> ManagerAnswer {
         *self.version.borrow_mut() += 1;
         let mut nodes = self.nodes.borrow_mut();
@@ -170,6 +189,7 @@ struct Running {
 pub struct Cluster {
     base: tempfile::TempDir,
     manager: SocketAddr,
+    registry: Rc<Registry>,
     running: BTreeMap<u32, Running>,
     pub as_manager: Pool,
     pub as_admin: Pool,
@@ -192,13 +212,14 @@ impl Cluster {
         );
         client.set_volume(VOLUME);
         let judge = serve_as(Role::Meta, Rc::new(Judge)).await;
-        let (nodes, version) = Default::default();
-        let registry = Rc::new(Registry { judge, nodes, version });
-        let manager = serve_as(Role::Manager, registry).await;
+        let (nodes, version, lives) = Default::default();
+        let registry = Rc::new(Registry { judge, nodes, version, lives });
+        let manager = serve_as(Role::Manager, registry.clone()).await;
         let mut cluster = Cluster {
             // Not in what may be a tmpfs: there is no device behind that.
             base: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap(),
             manager,
+            registry,
             running: BTreeMap::new(),
             as_manager: pool(Role::Manager),
             as_admin: pool(Role::Admin),
@@ -248,6 +269,42 @@ impl Cluster {
     pub async fn start_slow_filling_node(&mut self, node: u32, repair_bytes_per_second: u64) {
         let slow = DataNodeConfig { repair_bytes_per_second, ..self.config(node) };
         self.start_node_with(node, DataNodeConfig { scrub_period_s: 0, ..slow }).await;
+    }
+
+    /// A node that tells of another life every second.
+    pub async fn start_short_lived_node(&mut self, node: u32) {
+        let config = DataNodeConfig { life_ms: 1_000, ..self.config(node) };
+        self.start_node_with(node, config).await;
+    }
+
+    /// How often nodes have told of another life while they ran.
+    pub fn renewals(&self) -> u32 {
+        self.registry.lives.borrow().values().map(|(_, renewed)| renewed).sum()
+    }
+
+    /// A backup of all that a node has.
+    pub fn copy_directory(&self, node: u32, to: &Path) {
+        copy(&self.base.path().join(format!("node{node}")), to);
+    }
+
+    /// Puts a copy in the place of a node's directory.
+    pub fn put_back(&self, node: u32, from: &Path) {
+        let directory = self.base.path().join(format!("node{node}"));
+        std::fs::remove_dir_all(&directory).unwrap();
+        copy(from, &directory);
+    }
+
+    /// Starts a node that must end before it serves; says why it did.
+    pub async fn start_in_vain(&self, node: u32) -> String {
+        let config = self.config(node);
+        let ended = tokio::task::spawn_blocking(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            let serves = |_| panic!("it serves");
+            let ran = run_announced(config, CLUSTER, secret(), serves, std::future::pending());
+            runtime.block_on(ran).unwrap_err()
+        });
+        format!("{:?}", tokio::time::timeout(PATIENCE, ended).await.unwrap().unwrap())
     }
 
     /// All three restart where they were, while no manager answers.
@@ -661,6 +718,17 @@ impl Cluster {
 }
 
 /// The replicas of a partition lie on disks of different numbers.
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap().map(Result::unwrap) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().unwrap().is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(std::fs::copy(entry.path(), to).unwrap()),
+        }
+    }
+}
+
 fn disk_of(node: u32) -> DiskId {
     DiskId(1 + node % 2)
 }
