@@ -16,6 +16,7 @@
 //! | `cluster` | settings of the production nodes |
 //! | `options`, `nemesis` | what a seed draws; who does harm |
 //! | `workload`, `history` | what clients do, and what `milpa-model` says about the answers |
+//! | `old_disks` | copies of disks that come back, and must be refused |
 //! | `stalls` | how long calls may take, given what was broken |
 //! | `observer` | leaders, configurations, equality of replicas, space |
 //! | `simulation` | the course of a run |
@@ -35,6 +36,7 @@ mod machine;
 mod nemesis;
 mod network;
 mod observer;
+mod old_disks;
 mod options;
 mod outcome;
 #[allow(missing_docs)]

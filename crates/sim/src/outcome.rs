@@ -136,6 +136,7 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
     count("checked replicas", watch.replicas_compared);
     count("checked bytes of replicas", watch.bytes_compared);
     count("lives of servers", simulation.lives());
+    count("old disks put back", simulation.old_disks.count);
     let disks = simulation.disk_counts();
     for (name, number) in disks.by_name() {
         count(&format!("disk {name}"), number);

@@ -7,7 +7,7 @@
 //! and the space must come back.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 use std::rc::Rc;
@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::cluster::{self, MANAGERS, Part};
-use crate::disk::{DiskOptions, Image, Ordered, Platter};
+use crate::disk::{DiskOptions, Ordered, Platter};
 use crate::history::SharedHistory;
 use crate::machine::Machine;
 use crate::nemesis::{Fault, Mend, Nemesis, Victims};
 use crate::network::{Ending, Wires};
 use crate::observer::{Observer, SharedWatch, Wanted};
+use crate::old_disks::OldDisks;
 use crate::options::Options;
 use crate::random::Random;
 use crate::stalls::{self, Stalls};
@@ -46,8 +47,6 @@ const HEAL_MS: u64 = 240_000;
 const WHOLE_MS: u64 = 180_000;
 const WALK_MS: u64 = 120_000;
 const EMPTY_MS: u64 = 240_000;
-/// Between two copies of disks.
-const IMAGE_EVERY_MS: u64 = 10_000;
 /// By then the managers have heard what a node that starts has lost.
 const ROT_IS_SEEN_MS: u64 = 10_000;
 
@@ -58,13 +57,6 @@ struct Placed {
     machine: Machine,
     /// A client's number over all lives of all clients.
     client: u32,
-}
-
-/// The last life of a node, and the next one if it is about to begin, as an image of its disk has it.
-fn lives(image: &Image, name: &str) -> Option<Vec<String>> {
-    let text = image.text(&Path::new("/").join(name).join("LIFE"))?;
-    let lives: Vec<String> = text.split(' ').skip(1).take(2).map(str::to_owned).collect();
-    (lives.len() == 2).then_some(lives)
 }
 
 /// Whether a file is below a directory of one of these names.
@@ -95,10 +87,7 @@ pub(crate) struct Simulation {
     /// Data servers that lost bytes at any time: to a power cut, to a failed disk, to rot, or to a lie.
     harmed: BTreeSet<usize>,
     order: Random,
-    /// Copies of disks, by place; who runs with one; and when the next ones are made.
-    images: BTreeMap<usize, Image>,
-    old_disks: BTreeSet<usize>,
-    next_image_ms: u64,
+    pub old_disks: OldDisks,
     /// What the verifying clients said at their end.
     pub verified: String,
     /// How long calls took.
@@ -128,9 +117,7 @@ impl Simulation {
             failed_disks: BTreeSet::new(),
             harmed: BTreeSet::new(),
             order: Random::new(options.seed, "order"),
-            images: BTreeMap::new(),
-            old_disks: BTreeSet::new(),
-            next_image_ms: 0,
+            old_disks: OldDisks::default(),
             verified: String::new(),
             stalls: Stalls::default(),
             options,
@@ -478,20 +465,11 @@ impl Simulation {
         self.unsynced_were_lost(place);
     }
 
-    /// A server starts with an old copy of its disk, if the managers have heard of a life of it that the copy
-    /// knows nothing of; else it only loses its power.
+    /// A server loses its power, and has an old copy of its disk then, if there is one that must be refused.
     fn bring_back_old_disk(&mut self, place: usize) {
         self.stop(place, Ending::Power);
-        let Some(placed) = self.machines.get(place) else { return };
-        let now = lives(&placed.machine.disk().image(), placed.machine.name);
-        let old = self.images.get(&place).filter(|image| {
-            let then = lives(image, placed.machine.name);
-            then.is_some_and(|then| now.as_ref().is_some_and(|now| !then.contains(&now[0])))
-        });
-        if let Some(image) = old.cloned() {
-            trace::note("its disk is an old one");
-            placed.machine.disk().exchange(Some(image));
-            self.old_disks.insert(place);
+        if let Some(placed) = self.machines.get(place) {
+            self.old_disks.put_back(place, &placed.machine);
         }
         self.unsynced_were_lost(place);
         self.start(place);
@@ -501,29 +479,19 @@ impl Simulation {
     fn replace(&mut self, place: usize) {
         self.stop(place, Ending::Power);
         let Some(placed) = self.machines.get(place) else { return };
-        if self.old_disks.remove(&place) {
-            let known =
-                |image: &Image| lives(image, placed.machine.name).map(|lives| lives[0].clone());
-            let (old, now) = (self.images.get(&place), placed.machine.disk().image());
-            if old.and_then(known) != known(&now) {
-                let detail = format!("{} was taken for what it had been", placed.machine.name);
-                self.history.borrow_mut().violated("old disks are refused", detail);
-            }
-            placed.machine.disk().exchange(None);
+        if self.old_disks.take_away(place, &placed.machine) {
+            let detail = format!("{} was taken for what it had been", placed.machine.name);
+            self.failed("old disks are refused", &detail);
         }
         self.start(place);
     }
 
-    /// Copies of disks of which one may come back.
     fn copy_disks(&mut self) {
-        if self.options.weights.old_disk == 0 || self.now_ms < self.next_image_ms {
-            return;
-        }
-        self.next_image_ms = self.now_ms + IMAGE_EVERY_MS;
-        for (place, placed) in self.machines.iter().enumerate() {
-            let has_one = matches!(placed.part, Part::Meta | Part::Data);
-            if has_one && !self.old_disks.contains(&place) {
-                self.images.insert(place, placed.machine.disk().image());
+        if self.options.weights.old_disk > 0 && self.old_disks.are_due(self.now_ms) {
+            for (place, placed) in self.machines.iter().enumerate() {
+                if matches!(placed.part, Part::Meta | Part::Data) {
+                    self.old_disks.copy(place, &placed.machine);
+                }
             }
         }
     }

@@ -56,9 +56,21 @@ impl Filling {
     ) -> Result<(), DataError> {
         let extent = new.id;
         let store = Arc::clone(&self.store);
-        let mut held = self.in_epoch(epoch, extent, move || prepare(&store, new, length)).await??;
-        let mut is_mark_known = false;
-        let mut is_read_again = None;
+        let held = self.in_epoch(epoch, extent, move || prepare(&store, new, length)).await??;
+        self.copy_bytes(extent, (held, length), epoch, source).await?;
+        self.copy_freed(extent, source).await?;
+        self.finish(extent, length, epoch).await
+    }
+
+    /// The bytes from `held` to `length`, chunk by chunk, as fast as repair may go.
+    async fn copy_bytes(
+        &self,
+        extent: ExtentId,
+        (mut held, length): (u64, u64),
+        epoch: Epoch,
+        source: NodeId,
+    ) -> Result<(), DataError> {
+        let (mut is_mark_known, mut releases) = (false, None);
         while held < length {
             // Another primary may have decided on another length.
             let current = self.epoch().await?;
@@ -78,14 +90,13 @@ impl Filling {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;
             }
-            if held >= RELEASE_BEHIND && is_read_again.is_none() {
-                is_read_again = Some(self.has_freed(extent, source).await?);
+            if held >= RELEASE_BEHIND && releases.is_none() {
+                releases = Some(!self.has_freed(extent, source).await?);
             }
-            let is_released = is_read_again == Some(false);
             let fence = chunk.fence;
             let land = move |store: &ExtentStore| {
                 let end = append_chunk(store, extent, held, &chunk)?;
-                if is_released {
+                if releases == Some(true) {
                     release_behind(store, extent, held, end);
                 }
                 Ok(end)
@@ -97,7 +108,11 @@ impl Filling {
             drop(turn);
             self.shared.throttle_repair(self.disk, got).await;
         }
-        self.copy_freed(extent, source).await?;
+        Ok(())
+    }
+
+    /// Seals what has all its bytes, and flushes it.
+    async fn finish(&self, extent: ExtentId, length: u64, epoch: Epoch) -> Result<(), DataError> {
         let store = Arc::clone(&self.store);
         let seal =
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length));
