@@ -263,6 +263,7 @@ async fn introduce(
         None => registering.await?,
         Some(node) => {
             let wait = Duration::from_millis(config.managers_wait_ms);
+            tracing::info!(%node, ?wait, "asking the managers before it serves");
             match tokio::time::timeout(wait, registering).await {
                 Ok(registered) => registered?,
                 Err(_) => {

@@ -286,6 +286,7 @@ async fn introduce(
     };
     let Some(node) = known else { return Ok((registering.await?, true)) };
     let wait = Duration::from_millis(config.managers_wait_ms);
+    info!(%node, ?wait, "asking the managers before it serves");
     if let Ok(registered) = tokio::time::timeout(wait, registering).await {
         return Ok((registered?, true));
     }
