@@ -152,16 +152,19 @@ impl Cluster {
         })
     }
 
-    /// Flips a byte in the middle of what a stopped node's log holds; gives the file.
+    /// Flips a byte of a batch in the middle of a stopped node's log; gives the file.
     pub fn rot_log(&self, index: usize) -> PathBuf {
         let directory = self.nodes[index].config.directory.join("raft");
         let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
         let log = entries.filter(|path| path.extension().is_some_and(|e| e == "wal")).min();
         let log = log.expect("the node has a log");
         let mut bytes = std::fs::read(&log).unwrap();
-        let used = bytes.iter().rposition(|byte| *byte != 0).unwrap();
-        // The start of a block is the start of a batch's header.
-        bytes[used / 2 / 4096 * 4096 + 8] ^= 1;
+        let batches: Vec<usize> =
+            (0..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"MWB1")).collect();
+        // Not any block: behind the end of a longer batch it holds nothing that could be damaged. And the
+        // last batch would be a torn tail.
+        assert!(batches.len() > 2, "{batches:?}");
+        bytes[batches[batches.len() / 2] + 8] ^= 1;
         std::fs::write(&log, bytes).unwrap();
         log
     }
