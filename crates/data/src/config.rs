@@ -134,7 +134,7 @@ fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
 /// Where clients notice little, on a small machine too: five nodes on two cores and one disk that copies
-/// 380 MB/s repair 30,000 files of 4 KiB a second with it, at 1.0 to 1.1 times the quiet p99, and 1.4 times
+/// 380 MB/s repair 30,000 files of 4 KiB a second with it, at 1.1 to 1.4 times the quiet p99, also
 /// when somebody else has one of the cores; with 64 MiB it was 45,000 at 1.3 times (`milpa-bench recovery`).
 fn repair_bytes_per_second_default() -> u64 {
     40 << 20
