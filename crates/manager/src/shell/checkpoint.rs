@@ -18,6 +18,8 @@ use crate::core::{SnapshotError, State};
 const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("manager");
 const FILE: &str = "state.redb";
+/// The file until it is whole.
+const NEW_FILE: &str = "state.redb.new";
 const STATE_KEY: &str = "state";
 const DESCRIPTOR_KEY: &str = "descriptor";
 /// Bytes that the file grows by in one write.
@@ -84,18 +86,6 @@ impl Backend {
             end += step as u64;
         }
         Ok(())
-    }
-
-    /// Opens or makes the file.
-    fn open(path: &Path) -> io::Result<Backend> {
-        match File::open(path, Open::Existing) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = File::open(path, Open::New)?;
-                disk::sync_directory(path.parent().unwrap_or(path))?;
-                Ok(Backend(file))
-            }
-            opened => Ok(Backend(opened?)),
-        }
     }
 }
 
@@ -246,9 +236,30 @@ fn open_database<'a>(
 ) -> Result<&'a Database, redb::Error> {
     let database = match place.take() {
         Some(database) => database,
-        None => Database::builder().create_with_backend(Backend::open(path)?)?,
+        None => open_or_make(path)?,
     };
     Ok(place.insert(database))
+}
+
+fn open_or_make(path: &Path) -> Result<Database, redb::Error> {
+    let file = match File::open(path, Open::Existing) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make(path)?,
+        opened => opened?,
+    };
+    Ok(Database::builder().create_with_backend(Backend(file))?)
+}
+
+/// Makes the file under another name first: redb refuses one whose making was cut short.
+fn make(path: &Path) -> Result<File, redb::Error> {
+    let fresh = path.with_file_name(NEW_FILE);
+    match disk::remove(&fresh) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    drop(Database::builder().create_with_backend(Backend(File::open(&fresh, Open::New)?))?);
+    disk::rename(&fresh, path)?;
+    disk::sync_directory(path.parent().unwrap_or(path))?;
+    Ok(File::open(path, Open::Existing)?)
 }
 
 fn write(
@@ -400,6 +411,17 @@ mod tests {
         }
         let (state, descriptor) = store.load().unwrap().unwrap();
         assert_eq!((state.applied(), descriptor.position.index), (5, 5));
+    }
+
+    /// Found by the simulation: a manager that was killed while it made the file never started again.
+    #[test]
+    fn a_file_whose_making_was_cut_short_is_made_anew() {
+        let temp = tempfile::tempdir().unwrap();
+        std::fs::write(temp.path().join(NEW_FILE), vec![0; 4096]).unwrap();
+        drop(CheckpointStore::open(temp.path()).unwrap());
+        assert!(!temp.path().join(NEW_FILE).exists());
+        let store = CheckpointStore::open(temp.path()).unwrap();
+        assert!(store.load().unwrap().is_none());
     }
 
     /// redb panics on some pages that rotted: found by `milpa-fuzz`.
