@@ -4,7 +4,7 @@ CARGO ?= cargo
 PREFIX ?= /usr/local
 PACKAGES := gcc make git libc6-dev
 
-.PHONY: all sim sim-short sim-soak bug-bank fuzz hostile crash power power-must-lose soak bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
+.PHONY: all sim sim-short sim-crash sim-soak bug-bank fuzz hostile crash power power-must-lose soak bench bench-million bench-directory bench-recovery bench-failover demo test build release packages format lint docs licences unit e2e test-flush-fault install clean help
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
@@ -42,11 +42,15 @@ unit: ## tests of each crate
 
 SIM := $(CARGO) run --quiet --profile sim -p milpa-sim --
 
-sim-short: packages ## a few seeds of the simulated cluster, each run twice
+sim-short: packages ## a few seeds of the simulated cluster, each run twice, and some crash points
 	$(SIM) --seeds 0..4 --operations 500 --twice
+	$(SIM) --seeds 3..4 --operations 30 --jobs 2 --crash-points 41
 
 sim: packages ## the whole cluster simulated under faults: some minutes of seeds
 	$(SIM) --seeds 0..40 --jobs 2 --keep-going
+
+sim-crash: packages ## a crash at every point of some short courses (SEEDS=0..4; each takes a quarter of an hour)
+	$(SIM) --seeds $${SEEDS:-0..4} --operations 30 --jobs 2 --crash-points
 
 sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ended (target/sim-tally.json)
 	$(SIM) --tally target/sim-tally.json --hours $${HOURS:-1} --jobs 2 --keep-going

@@ -16,6 +16,7 @@
 //! | `cluster` | settings of the production nodes |
 //! | `options`, `nemesis` | what a seed draws; who does harm |
 //! | `workload`, `history` | what clients do, and what `milpa-model` says about the answers |
+//! | `crash_points` | every point at which a machine can crash in a calm course |
 //! | `old_disks` | copies of disks that come back, and must be refused |
 //! | `stalls` | how long calls may take, given what was broken |
 //! | `observer` | leaders, configurations, equality of replicas, space |
@@ -27,6 +28,7 @@
 //! client, or between the kernel and us. The tests on real mounts do.
 
 mod cluster;
+mod crash_points;
 // Public for the fault layer under real processes (milpa-faultfs); the names tell.
 #[allow(missing_docs)]
 pub mod disk;
@@ -46,4 +48,5 @@ mod stalls;
 mod trace;
 mod workload;
 
+pub use crash_points::{Crash, CrashPoint, Effectful, crash_points};
 pub use outcome::{Outcome, Settings, run_seed};

@@ -246,8 +246,8 @@ impl Machine {
         let life = self.lives * 2;
         trace::set_machine(self.name);
         trace::note(&format!("starts its life {}", self.lives));
-        let halted = Arc::clone(&self.disk().halted);
-        locked(&self.wires).boot(self.address, life, halted);
+        let effects = Arc::clone(&self.disk().effects);
+        locked(&self.wires).boot(self.address, life, effects);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
@@ -323,9 +323,9 @@ impl Machine {
         running.ended.borrow_mut().take()
     }
 
-    /// Whether the disk has frozen: the power must be cut now.
-    pub fn is_frozen(&self) -> bool {
-        self.disk().is_frozen
+    /// Whether nothing that it does has an effect any more: it must be stopped now.
+    pub fn is_at_end(&self) -> bool {
+        self.disk().effects.are_over()
     }
 
     /// Ends the life, whatever the node was doing.

@@ -3,6 +3,8 @@
 // A program around the simulation, with real threads, files and clocks.
 #![allow(clippy::disallowed_methods)]
 
+mod enumerate;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use milpa_sim::{Outcome, Settings, run_seed};
+use milpa_sim::{CrashPoint, Outcome, Settings, run_seed};
 use serde::{Deserialize, Serialize};
 
 /// Runs the whole cluster in one deterministic process, under faults that a seed draws.
@@ -42,6 +44,12 @@ struct Arguments {
     /// Kinds of faults that are not to happen, such as `rot`.
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
+    /// A machine crashes after so many effects, such as `meta1:312:power`, or `:kill`.
+    #[arg(long, value_name = "POINT", requires = "seed")]
+    crash: Option<CrashPoint>,
+    /// Run each seed calmly, then again with a crash at every point of its course, or at one of N.
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["crash", "tally", "twice"])]
+    crash_points: Option<u64>,
     /// Keep count here, and go on after the last seed that is counted.
     #[arg(long, requires = "hours")]
     tally: Option<PathBuf>,
@@ -51,6 +59,19 @@ struct Arguments {
     /// Go on after a failed seed.
     #[arg(long)]
     keep_going: bool,
+}
+
+impl Arguments {
+    fn settings(&self, seed: u64) -> Settings {
+        Settings {
+            seed,
+            operations: self.operations,
+            is_calm: self.calm,
+            is_verbose: self.verbose,
+            without: self.without.clone(),
+            crash: self.crash.clone(),
+        }
+    }
 }
 
 fn parse_range(text: &str) -> Result<(u64, u64), String> {
@@ -169,6 +190,10 @@ fn main() -> ExitCode {
         (None, None) if arguments.hours.is_some() => (tally.next_seed, u64::MAX),
         (None, None) => (0, 20),
     };
+    if let Some(every) = arguments.crash_points {
+        let calm = |seed| Settings { is_calm: true, ..arguments.settings(seed) };
+        return enumerate::crash_everywhere_in(first..end, calm, every, arguments.jobs);
+    }
     let (next, done) = (AtomicU64::new(first), tally.ahead.clone());
     let is_stopped = AtomicU64::new(0);
     let shared = Mutex::new(&mut tally);
@@ -207,13 +232,7 @@ fn main() -> ExitCode {
 }
 
 fn run_one(seed: u64, arguments: &Arguments) -> Outcome {
-    let settings = Settings {
-        seed,
-        operations: arguments.operations,
-        is_calm: arguments.calm,
-        is_verbose: arguments.verbose,
-        without: arguments.without.clone(),
-    };
+    let settings = arguments.settings(seed);
     let began = Instant::now();
     let mut outcome = run_seed(&settings);
     if arguments.twice {

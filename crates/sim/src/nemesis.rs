@@ -6,6 +6,9 @@ use crate::options::{Options, Weights};
 use crate::random::Random;
 use crate::stalls::Span;
 
+/// A node that is drained for longer is told to stay.
+const DRAIN_MS: u64 = 60_000;
+
 /// A fault, against machines by their place in the simulation's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
@@ -34,9 +37,15 @@ pub(crate) enum Fault {
     Grow,
     Lose(usize),
     OldDisk(usize),
+    Drain(usize),
 }
 
 impl Fault {
+    /// Whether it breaks anything: a cluster that grows or loses a node by an operator's wish is well.
+    pub fn is_harm(self) -> bool {
+        !matches!(self, Fault::Grow | Fault::Drain(_))
+    }
+
     /// What it breaks, and for how long: nothing that a call could wait for, one server, or more.
     fn span(self, from_ms: u64, lasts_ms: u64) -> Option<Span> {
         let span = |place, lasts_ms: u64| {
@@ -67,7 +76,8 @@ impl Fault {
             | Fault::Rot(_)
             | Fault::WallJump(..)
             | Fault::ClientKill(_)
-            | Fault::Grow => None,
+            | Fault::Grow
+            | Fault::Drain(_) => None,
         }
     }
 }
@@ -88,6 +98,8 @@ pub(crate) enum Mend {
     StartClient(usize),
     /// A server with an old copy of its disk gets an empty one.
     Replace(usize),
+    /// A node that was to leave, and has not, stays.
+    Stay,
 }
 
 /// The machines that the nemesis knows: places of servers by role, and of clients.
@@ -130,6 +142,9 @@ pub(crate) struct Nemesis {
     victims: Victims,
     /// A server has lost all its copies: another one would be one too many.
     has_lost: bool,
+    faults: u64,
+    /// When another node may be drained.
+    drains_ms: u64,
 }
 
 impl Nemesis {
@@ -148,6 +163,8 @@ impl Nemesis {
             spans: Vec::new(),
             victims,
             has_lost: false,
+            faults: 0,
+            drains_ms: 0,
         }
     }
 
@@ -187,12 +204,13 @@ impl Nemesis {
         let fault = self.draw(name, now_ms, lasts_ms)?;
         self.spans.extend(fault.span(now_ms, lasts_ms));
         *self.counts.entry(name).or_default() += 1;
+        self.faults += u64::from(fault.is_harm());
         Some(fault)
     }
 
-    /// How many faults happened; that a cluster grows is none.
+    /// How many faults did harm.
     pub fn faults(&self) -> u64 {
-        self.counts.iter().filter(|(name, _)| **name != "grow").map(|(_, number)| number).sum()
+        self.faults
     }
 
     fn draw_kind(&mut self) -> Option<&'static str> {
@@ -323,6 +341,16 @@ impl Nemesis {
                 Some(Fault::ClientPause(place, self.random.skewed(60_000)))
             }
             "grow" => Some(Fault::Grow),
+            "drain" => {
+                if self.drains_ms > now_ms {
+                    return None;
+                }
+                let nodes = [&self.victims.meta[..], &self.victims.data].concat();
+                let place = *self.random.pick(&nodes)?;
+                self.drains_ms = now_ms + self.random.between(1_000, DRAIN_MS);
+                self.mend_at(self.drains_ms, Mend::Stay);
+                Some(Fault::Drain(place))
+            }
             "lose" | "old-disk" => {
                 let place = self.server().filter(|place| !self.victims.managers.contains(place))?;
                 if std::mem::replace(&mut self.has_lost, true) {

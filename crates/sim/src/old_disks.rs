@@ -56,6 +56,11 @@ impl OldDisks {
         }
     }
 
+    /// A server has an empty disk now.
+    pub fn forget(&mut self, place: usize) {
+        self.put_back.remove(&place);
+    }
+
     /// A server that is switched off gets an empty disk, if it had an old one. Says whether the managers had
     /// taken that for the newest.
     pub fn take_away(&mut self, place: usize, machine: &Machine) -> bool {

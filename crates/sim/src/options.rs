@@ -4,6 +4,7 @@
 
 use std::fmt;
 
+use crate::crash_points::CrashPoint;
 use crate::disk::NameLoss;
 use crate::machine::JobTimes;
 use crate::network::LinkFaults;
@@ -25,6 +26,22 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
+    /// A machine crashes here.
+    pub crash: Option<CrashPoint>,
+}
+
+impl fmt::Display for Settings {
+    /// As options of `milpa-sim`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "--seed {} --operations {}", self.seed, self.operations)?;
+        if self.is_calm {
+            write!(f, " --calm")?;
+        }
+        if !self.without.is_empty() {
+            write!(f, " --without {}", self.without.join(","))?;
+        }
+        self.crash.iter().try_for_each(|crash| write!(f, " --crash {crash}"))
+    }
 }
 
 /// Faults that happen from time to time, each with its weight: 0 for never.
@@ -71,6 +88,8 @@ pub(crate) struct Weights {
     pub lie: u64,
     /// A meta or data server loses all that it holds, and comes back as a new one (F21).
     pub lose: u64,
+    /// A meta or data node is drained in use, and removed when it is empty (F21).
+    pub drain: u64,
     /// A meta or data server gets an old copy of its disk (F7), and is a new one when somebody has noticed.
     pub old_disk: u64,
 }
@@ -109,6 +128,7 @@ pub(crate) struct Options {
     /// When all is mended, a data and a meta node find damage as they start (F5).
     pub rots_at_rest: bool,
     pub weights: Weights,
+    pub crash: Option<CrashPoint>,
 }
 
 impl Options {
@@ -146,12 +166,16 @@ impl Options {
             is_gentle: random.chance(1, 2),
             rots_at_rest: false,
             weights: Weights::default(),
+            crash: settings.crash.clone(),
         };
         options.weights = Weights::draw(&mut random);
-        if options.weights.rot > 0 {
-            options.rots_at_rest = true;
-            // A meta replica that cannot be read is made anew on another node only.
+        options.rots_at_rest = options.weights.rot > 0;
+        if options.weights.rot + options.weights.drain > 0 {
+            // A meta replica that cannot be read is made anew on another node only, and one that leaves.
             options.meta_nodes += 1;
+        }
+        if options.weights.drain > 0 {
+            options.data_nodes = options.data_nodes.max(4);
         }
         if calm {
             options.weights = Weights::default();
@@ -243,6 +267,7 @@ impl Weights {
             ("lie", &mut self.lie),
             ("lose", &mut self.lose),
             ("old-disk", &mut self.old_disk),
+            ("drain", &mut self.drain),
         ]
         .into_iter()
     }

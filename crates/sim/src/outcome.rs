@@ -9,6 +9,7 @@ use std::sync::Once;
 
 use tracing::Level;
 
+use crate::crash_points::Effectful;
 use crate::options::Options;
 pub use crate::options::Settings;
 use crate::simulation::Simulation;
@@ -23,6 +24,8 @@ const EVENTS_SHOWN: usize = 60;
 pub struct Outcome {
     /// The seed.
     pub seed: u64,
+    /// How to make this run again: options of `milpa-sim`.
+    pub replay: String,
     /// What the seed drew, in words.
     pub options: String,
     /// Hash of everything that happened: equal for two runs of one seed.
@@ -37,6 +40,8 @@ pub struct Outcome {
     pub violations: Vec<(String, String)>,
     /// What happened how often, by name: faults, packets, operations.
     pub counts: BTreeMap<String, u64>,
+    /// How many effects each machine had.
+    pub effects: Vec<Effectful>,
     /// The longest that one operation took, in milliseconds, and which.
     pub longest_call: (u64, String),
     /// Log lines of level ERROR, and how often each came.
@@ -53,12 +58,12 @@ pub fn run_seed(settings: &Settings) -> Outcome {
     static ONCE: Once = Once::new();
     ONCE.call_once(trace::catch_panics);
     let of_thread = settings.clone();
-    let seed = settings.seed;
+    let (seed, replay) = (settings.seed, settings.to_string());
     let thread = std::thread::Builder::new().name(format!("seed {seed}"));
     let spawned = thread.spawn(move || run_here(&of_thread));
     let lost = |reason: String| {
         let violations = vec![("simulation".to_owned(), reason)];
-        Outcome { seed, violations, ..Outcome::default() }
+        Outcome { seed, replay: replay.clone(), violations, ..Outcome::default() }
     };
     match spawned {
         Ok(running) => {
@@ -77,6 +82,7 @@ fn run_here(settings: &Settings) -> Outcome {
         let mut simulation = Simulation::new(options);
         simulation.run();
         let mut outcome = summarize(&simulation);
+        outcome.replay = settings.to_string();
         simulation.shut_down();
         drop(simulation);
         let trace = trace::end();
@@ -102,6 +108,7 @@ fn summarize(simulation: &Simulation) -> Outcome {
         faults: simulation.nemesis.faults(),
         violations: violations.collect(),
         counts: counts_of(simulation),
+        effects: simulation.effects(),
         longest_call: longest
             .map(|(name, counts)| (counts.longest_ms, (*name).to_owned()))
             .unwrap_or_default(),
@@ -136,6 +143,7 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
     count("checked replicas", watch.replicas_compared);
     count("checked bytes of replicas", watch.bytes_compared);
     count("lives of servers", simulation.lives());
+    count("nodes that left", watch.nodes_left);
     count("old disks put back", simulation.old_disks.count);
     let disks = simulation.disk_counts();
     for (name, number) in disks.by_name() {
@@ -180,6 +188,6 @@ impl fmt::Display for Outcome {
         for (check, detail) in &self.violations {
             writeln!(f, "VIOLATION of \"{check}\": {detail}")?;
         }
-        write!(f, "replay with: milpa-sim --seed {}", self.seed)
+        write!(f, "replay with: milpa-sim {}", self.replay)
     }
 }

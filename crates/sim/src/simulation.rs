@@ -15,12 +15,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::cluster::{self, MANAGERS, Part};
+use crate::crash_points::{Crash, Effectful};
 use crate::disk::{DiskOptions, Ordered, Platter};
 use crate::history::SharedHistory;
 use crate::machine::Machine;
 use crate::nemesis::{Fault, Mend, Nemesis, Victims};
 use crate::network::{Ending, Wires};
-use crate::observer::{Observer, SharedWatch, Wanted};
+use crate::observer::{Leaving, Observer, SharedWatch, Wanted};
 use crate::old_disks::OldDisks;
 use crate::options::Options;
 use crate::random::Random;
@@ -47,6 +48,8 @@ const HEAL_MS: u64 = 240_000;
 const WHOLE_MS: u64 = 180_000;
 const WALK_MS: u64 = 120_000;
 const EMPTY_MS: u64 = 240_000;
+/// Until a server that crashed at a point that was asked for is started again.
+const CRASH_LASTS_MS: u64 = 1_000;
 /// By then the managers have heard what a node that starts has lost.
 const ROT_IS_SEEN_MS: u64 = 10_000;
 
@@ -90,6 +93,8 @@ pub(crate) struct Simulation {
     pub old_disks: OldDisks,
     /// What the verifying clients said at their end.
     pub verified: String,
+    /// At the point that was asked for.
+    pub crashes: u64,
     /// How long calls took.
     pub stalls: Stalls,
 }
@@ -119,6 +124,7 @@ impl Simulation {
             order: Random::new(options.seed, "order"),
             old_disks: OldDisks::default(),
             verified: String::new(),
+            crashes: 0,
             stalls: Stalls::default(),
             options,
         };
@@ -160,6 +166,9 @@ impl Simulation {
                 self.options.jobs,
                 self.options.seed,
             );
+            if let Some(point) = self.options.crash.as_ref().filter(|point| point.machine == name) {
+                machine.disk().effects.end_after(point.effects);
+            }
             if part.is_server() {
                 let drift = self.order.between(0, 2 * self.options.drift_ppm);
                 machine.clock_rate_ppm = 1_000_000 + drift - self.options.drift_ppm;
@@ -180,6 +189,7 @@ impl Simulation {
             wires.advance(self.now_ms)
         };
         woken.into_iter().for_each(Waker::wake);
+        self.renew_who_left();
         let restarts = std::mem::take(&mut self.restarts);
         for (at, place) in restarts {
             if at <= self.now_ms {
@@ -196,9 +206,8 @@ impl Simulation {
                 self.unsynced_were_lost(place);
             }
             let Some(placed) = self.machines.get_mut(place) else { continue };
-            if placed.machine.is_frozen() {
-                placed.machine.stop(Ending::Power);
-                self.unsynced_were_lost(place);
+            if placed.machine.is_at_end() {
+                self.crash(place);
             } else if let Some(reason) = ended {
                 self.ended(place, &reason);
             }
@@ -206,6 +215,31 @@ impl Simulation {
         trace::set_machine("");
         let wires = locked(&self.wires);
         trace::mix(&[wires.counts.packets, wires.counts.bytes, wires.counts.connections]);
+    }
+
+    /// Nothing that a machine does has an effect any more.
+    fn crash(&mut self, place: usize) {
+        let Some(crash) = self.options.crash.as_ref().map(|point| point.crash) else {
+            return self.stop(place, Ending::Power);
+        };
+        trace::note("FAULT crash");
+        self.crashes += 1;
+        // Nobody mends what no nemesis broke.
+        if self.machines.get(place).is_some_and(|placed| placed.part == Part::Client) {
+            self.kill_client(place);
+            self.start_client(place);
+        } else {
+            let ending = if crash == Crash::Kill { Ending::Process } else { Ending::Power };
+            self.stop(place, ending);
+            self.restarts.push((self.now_ms + CRASH_LASTS_MS, place));
+        }
+    }
+
+    fn kill_client(&mut self, place: usize) {
+        self.stop(place, Ending::Process);
+        if let Some(placed) = self.machines.get(place) {
+            self.history.borrow_mut().client_died(placed.client);
+        }
     }
 
     /// A node has ended by itself. A supervisor starts servers again.
@@ -316,6 +350,9 @@ impl Simulation {
             return;
         }
         self.verification();
+        if self.options.crash.is_some() && self.crashes == 0 {
+            self.failed("simulation", "the crash point was not reached");
+        }
     }
 
     fn is_over(&self) -> bool {
@@ -357,7 +394,7 @@ impl Simulation {
         if let Some(fault) = self.nemesis.strike(self.now_ms) {
             trace::note(&format!("FAULT {}", self.describe(fault)));
             self.inflict(fault);
-            if fault != Fault::Grow {
+            if fault.is_harm() {
                 self.quota.fault_happened();
             }
         }
@@ -379,6 +416,7 @@ impl Simulation {
             | Fault::Rot(a)
             | Fault::Lose(a)
             | Fault::OldDisk(a)
+            | Fault::Drain(a)
             | Fault::ClientKill(a) => {
                 format!("{fault:?} = {}", name(a))
             }
@@ -406,7 +444,7 @@ impl Simulation {
             }
             Fault::Freeze(place, effects) => {
                 if let Some(placed) = self.machines.get(place) {
-                    placed.machine.disk().freeze_after = Some(effects);
+                    placed.machine.disk().effects.end_after(effects);
                 }
             }
             Fault::Isolate(_) | Fault::OneWay(..) | Fault::Split(_) => {
@@ -444,15 +482,11 @@ impl Simulation {
                 }
             }
             Fault::Rot(place) => self.rot(place, &CONTENT),
-            Fault::ClientKill(place) => {
-                self.stop(place, Ending::Process);
-                if let Some(placed) = self.machines.get(place) {
-                    self.history.borrow_mut().client_died(placed.client);
-                }
-            }
+            Fault::ClientKill(place) => self.kill_client(place),
             Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
             Fault::Lose(place) => self.lose(place),
             Fault::OldDisk(place) => self.bring_back_old_disk(place),
+            Fault::Drain(place) => self.drain(place),
         }
     }
 
@@ -484,6 +518,27 @@ impl Simulation {
             self.failed("old disks are refused", &detail);
         }
         self.start(place);
+    }
+
+    fn drain(&mut self, place: usize) {
+        if let Some(placed) = self.machines.get(place) {
+            let address = cluster::listens(placed.part, placed.number);
+            self.watch.borrow_mut().leaving = Some(Leaving::new(address));
+        }
+    }
+
+    /// A server whose node was removed begins anew, with an empty disk. It held nothing: no copy is lost.
+    fn renew_who_left(&mut self) {
+        let Some(address) = self.watch.borrow_mut().has_left.take() else { return };
+        let is_it = |placed: &Placed| cluster::listens(placed.part, placed.number) == address;
+        for place in self.places(is_it) {
+            if let Some(placed) = self.machines.get_mut(place) {
+                placed.machine.stop(Ending::Process);
+                placed.machine.disk().exchange(None);
+            }
+            self.old_disks.forget(place);
+            self.start(place);
+        }
     }
 
     fn copy_disks(&mut self) {
@@ -518,13 +573,20 @@ impl Simulation {
             }
             Mend::StartClient(place) => self.start_client(place),
             Mend::Replace(place) => self.replace(place),
+            Mend::Stay => {
+                if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
+                    leaving.is_taken_back = true;
+                }
+            }
         }
     }
 
-    /// Starts a server if it is down; one whose disk was to freeze and has not lives on.
+    /// Starts a server if it is down; one that the nemesis wanted to freeze and that has not lives on.
     fn restart(&mut self, place: usize) {
-        if let Some(placed) = self.machines.get(place) {
-            placed.machine.disk().freeze_after = None;
+        if let Some(placed) = self.machines.get(place)
+            && self.options.crash.is_none()
+        {
+            placed.machine.disk().effects.go_on();
         }
         self.start(place);
     }
@@ -711,6 +773,17 @@ impl Simulation {
             sum.add(&placed.machine.disk().counts);
         }
         sum
+    }
+
+    /// What machines did to their disks and to each other.
+    pub fn effects(&self) -> Vec<Effectful> {
+        let seen = self.machines.iter().filter(|placed| placed.part != Part::Observer);
+        let effects = |placed: &Placed| Effectful {
+            machine: placed.machine.name,
+            has_disk: placed.part.is_server(),
+            effects: placed.machine.disk().effects.done(),
+        };
+        seen.map(effects).collect()
     }
 
     /// How often servers were started.

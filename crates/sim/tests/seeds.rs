@@ -4,7 +4,7 @@ use milpa_sim::{Outcome, Settings, run_seed};
 
 fn run(seed: u64, operations: u64, is_calm: bool) -> Outcome {
     let (is_verbose, without) = (false, Vec::new());
-    run_seed(&Settings { seed, operations, is_calm, is_verbose, without })
+    run_seed(&Settings { seed, operations, is_calm, is_verbose, without, crash: None })
 }
 
 /// A run is a function of its seed: whatever a library iterates over, whichever branch of a

@@ -5,8 +5,10 @@
 //! power cut then keeps of it is drawn sector by sector ([`Platter::cut_power`]).
 
 mod content;
+mod effects;
 mod files;
 mod platter;
 
+pub use effects::Effects;
 pub use files::Mount;
 pub use platter::{DiskCounts, DiskOptions, Image, NameLoss, Ordered, Platter};

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::content::{BLOCK, Content, SECTOR, is_zero};
+use super::effects::Effects;
 use crate::random::Random;
 
 /// How an unsynced change of a directory may get lost.
@@ -187,12 +187,8 @@ pub struct Platter {
     /// A write or a sync has failed: the node takes it out of service, and what was not flushed before
     /// is lost. Reset by who looks.
     pub has_failed: bool,
-    /// Nothing works any more until the node is restarted.
-    pub is_frozen: bool,
-    /// As `is_frozen`, for the network: what the node sends from then on reaches nobody.
-    pub halted: Arc<AtomicBool>,
-    /// After this many further effects the disk freezes (F1).
-    pub freeze_after: Option<u64>,
+    /// Every change is one.
+    pub effects: Arc<Effects>,
     pub ordered: VecDeque<Ordered>,
     /// Syncs succeed and make nothing durable.
     pub drops_syncs: bool,
@@ -218,9 +214,7 @@ impl Platter {
             random,
             life: 0,
             has_failed: false,
-            is_frozen: false,
-            halted: Arc::default(),
-            freeze_after: None,
+            effects: Arc::default(),
             ordered: VecDeque::new(),
             drops_syncs: false,
             counts: DiskCounts::default(),
@@ -239,23 +233,15 @@ impl Platter {
         self.allocated
     }
 
-    /// Refuses calls of dead lives, and of all when frozen.
+    /// Refuses calls of dead lives, and all when nothing has an effect any more.
     pub(super) fn check(&self, life: u64) -> io::Result<()> {
-        if life != self.life || self.is_frozen { Err(eio()) } else { Ok(()) }
+        if life != self.life || self.effects.are_over() { Err(eio()) } else { Ok(()) }
     }
 
-    /// Every change of the disk passes here first: this is where it may freeze.
+    /// Every change of the disk passes here first.
     pub(super) fn effect(&mut self, life: u64) -> io::Result<()> {
         self.check(life)?;
-        if let Some(left) = &mut self.freeze_after {
-            if *left == 0 {
-                self.is_frozen = true;
-                self.halted.store(true, Ordering::Relaxed);
-                return Err(eio());
-            }
-            *left -= 1;
-        }
-        Ok(())
+        if self.effects.happens() { Ok(()) } else { Err(eio()) }
     }
 
     /// Whether this was ordered for the next call of its kind.
@@ -479,8 +465,7 @@ impl Platter {
     /// The node is gone and its kernel lives: nothing is lost but descriptors and locks.
     pub fn end_life(&mut self) {
         self.life += 1;
-        self.is_frozen = false;
-        self.freeze_after = None;
+        self.effects.go_on();
         self.ordered.clear();
         self.locks.clear();
     }

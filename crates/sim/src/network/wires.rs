@@ -4,12 +4,12 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 
 use bytes::BufMut;
 
 use super::link::{LinkFaults, NetworkCounts};
+use crate::disk::Effects;
 use crate::random::Random;
 
 /// Bytes of one direction that may be under way or unread.
@@ -138,8 +138,8 @@ struct MachineState {
     life: u64,
     /// Answers to packets: false after a power cut.
     has_kernel: bool,
-    /// Its power goes at the end of this tick: nothing leaves it any more.
-    halted: Arc<AtomicBool>,
+    /// Every packet is one.
+    effects: Arc<Effects>,
     next_port: u16,
 }
 
@@ -218,10 +218,9 @@ impl Wires {
     }
 
     /// A machine begins a life.
-    pub fn boot(&mut self, address: IpAddr, life: u64, halted: Arc<AtomicBool>) {
-        halted.store(false, Ordering::Relaxed);
+    pub fn boot(&mut self, address: IpAddr, life: u64, effects: Arc<Effects>) {
         let machine = self.machines.entry(address).or_default();
-        (machine.life, machine.has_kernel, machine.halted) = (life, true, halted);
+        (machine.life, machine.has_kernel, machine.effects) = (life, true, effects);
     }
 
     pub fn exempt(&mut self, address: IpAddr) {
@@ -413,7 +412,7 @@ impl Wires {
     /// Sends a packet from one side.
     fn send(&mut self, id: ConnectionId, from: usize, packet: Packet) {
         let Some((target, source)) = self.addresses(id, from) else { return };
-        if self.machines.get(&source).is_some_and(|m| m.halted.load(Ordering::Relaxed)) {
+        if self.machines.get(&source).is_some_and(|machine| !machine.effects.happens()) {
             return;
         }
         let latency = self.latency(source, target);

@@ -3,6 +3,8 @@
 //!
 //! It asks what an operator can ask, over links that no fault touches.
 
+mod leaving;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -24,6 +26,8 @@ use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use milpa_wire::meta::{MetaAnswer, MetaPartitionReport, MetaReply, MetaRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+
+pub(crate) use leaving::Leaving;
 
 use crate::cluster::{self, CLUSTER, VOLUME};
 use crate::history::SharedHistory;
@@ -72,6 +76,11 @@ pub(crate) struct Watch {
     pub replicas_compared: u64,
     pub bytes_compared: u64,
     pub splits: u64,
+    /// Who is on its way out.
+    pub leaving: Option<Leaving>,
+    /// Whose node was removed: its disk can be emptied.
+    pub has_left: Option<SocketAddr>,
+    pub nodes_left: u64,
 }
 
 pub(crate) type SharedWatch = Rc<RefCell<Watch>>;
@@ -108,6 +117,7 @@ impl Observer {
             if self.options.weights.lose + self.options.weights.old_disk > 0 {
                 self.remove_replaced().await;
             }
+            self.see_off().await;
             let wanted = self.watch.borrow().wanted;
             let result = match wanted {
                 Wanted::Watch => continue,
