@@ -13,6 +13,7 @@ use crate::core::{
 };
 use crate::planner::View;
 use crate::planner::growth::{has_disk_room, is_filled_to};
+use crate::planner::removal;
 use crate::planner::replace::target;
 
 /// Most warnings of one kind in a status; the rest is counted.
@@ -87,14 +88,10 @@ pub fn tasks(view: View<'_>) -> Vec<TaskView> {
         view.state.tasks().map(|task| replica_task(view, task)).collect();
     for node in view.state.nodes() {
         if let Some(drain) = node.drain {
-            let left = view.state.replicas_on(node.id, None) as u64;
-            tasks.push(drain_task(
-                view,
-                node.id,
-                drain,
-                left,
-                format!("node {} is drained", node.id),
-            ));
+            let counted_on = removal::counted_on(view, node.id).count();
+            let left = (view.state.replicas_on(node.id, None) + counted_on) as u64;
+            let reason = format!("node {} is drained", node.id);
+            tasks.push(drain_task(view, node.id, drain, left, reason));
         }
         for (disk, drain) in &node.disks_draining {
             let left = view.state.replicas_on(node.id, Some(*disk)) as u64;

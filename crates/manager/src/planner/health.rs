@@ -62,6 +62,15 @@ pub fn meta_place(view: View<'_>, record: &MetaRecord, node: NodeId) -> Place {
     }
 }
 
+/// Whether a node's server was set up anew: a newer node serves at its address, and what this one was does not
+/// come back.
+#[must_use]
+pub fn is_replaced(view: View<'_>, node: &NodeRecord) -> bool {
+    let is_newer = |other: &NodeRecord| other.id > node.id && other.address == node.address;
+    let mut others = view.state.nodes().filter(|other| is_newer(other));
+    !node.state.is_heard() && others.any(|other| other.state.is_heard())
+}
+
 fn node_reason(known: &NodeRecord) -> Option<TaskReason> {
     let node = known.id;
     if known.is_removed {

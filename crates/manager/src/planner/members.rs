@@ -74,11 +74,15 @@ fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
     reason.or(few).filter(|_| leader_report(view, record).is_some_and(|(_, r)| is_ready(r)))
 }
 
+/// Who is to be replaced next. One that still serves, and has to go, waits for those that are lost: the group
+/// would have to make its change without both.
 fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason)> {
-    record.members.iter().find_map(|node| match meta_place(view, record, *node) {
+    let bad = record.members.iter().filter_map(|node| match meta_place(view, record, *node) {
         Place::Bad(reason) => Some((*node, reason)),
         Place::Good | Place::Coming | Place::Away | Place::Missing => None,
-    })
+    });
+    let serves = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
+    bad.min_by_key(|(node, reason)| matches!(reason, TaskReason::NodeDraining(_)) && serves(*node))
 }
 
 /// What the leader of the group says, if it is heard.

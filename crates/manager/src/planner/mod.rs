@@ -29,6 +29,7 @@ pub mod members;
 pub mod place;
 pub mod readiness;
 pub mod reconcile;
+pub mod removal;
 pub mod repair;
 pub mod replace;
 pub mod room;

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::is_aligned;
+use super::health::{is_aligned, is_replaced};
 use super::replace::{has_enough_members, surplus};
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord};
@@ -140,6 +140,7 @@ fn is_lost(view: View<'_>, record: &DataRecord, node: NodeId, survivor_reports_m
     let is_dead =
         known.state == NodeState::Dead && survivor_reports_ms >= view.policy.dead_after_ms;
     known.is_removed
+        || is_replaced(view, known)
         || is_dead
         || disk.is_none_or(|disk| disk.fenced.is_some())
         || has_lost_replica(view, node, record.id, record.created.contains(&node))

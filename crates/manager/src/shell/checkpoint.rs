@@ -252,11 +252,7 @@ fn open_or_make(path: &Path) -> Result<Database, redb::Error> {
 /// Makes the file under another name first: redb refuses one whose making was cut short.
 fn make(path: &Path) -> Result<File, redb::Error> {
     let fresh = path.with_file_name(NEW_FILE);
-    match disk::remove(&fresh) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-        _ => {}
-    }
-    drop(Database::builder().create_with_backend(Backend(File::open(&fresh, Open::New)?))?);
+    drop(Database::builder().create_with_backend(Backend(File::open(&fresh, Open::Empty)?))?);
     disk::rename(&fresh, path)?;
     disk::sync_directory(path.parent().unwrap_or(path))?;
     Ok(File::open(path, Open::Existing)?)

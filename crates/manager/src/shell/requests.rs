@@ -13,7 +13,7 @@ use super::snapshot;
 use crate::core::{
     Applied, CommandV1, NewDataPartition, Registration, VolumeRecord, VolumeState, volume_problems,
 };
-use crate::planner::{View, drain, growth, place};
+use crate::planner::{View, drain, growth, place, removal};
 use crate::view;
 
 /// What becomes of a request that changes something: a command and what follows it.
@@ -77,7 +77,7 @@ impl Replica {
                 self.change(multi, change, responder, Then::Done);
             }
             ManagerRequest::RemoveNode { node } => {
-                let change = Ok(vec![CommandV1::RemoveNode { node }]);
+                let change = self.plan_removal(node);
                 self.change(multi, change, responder, Then::Done);
             }
             ManagerRequest::Leave { node, incarnation } => {
@@ -203,6 +203,12 @@ impl Replica {
         };
         leadership.loads.leave(node);
         Ok(vec![CommandV1::SetNodeState { node, state: NodeState::Silent }])
+    }
+
+    fn plan_removal(&self, node: NodeId) -> Change {
+        let Some(leadership) = &self.leadership else { return Err(ManagerError::Busy) };
+        removal::check(view_of(&self.state, leadership, &self.config.policy), node)?;
+        Ok(vec![CommandV1::RemoveNode { node }])
     }
 
     /// A drain that cannot end is refused at once, with the rule that stands against it.

@@ -29,6 +29,8 @@ pub(crate) struct World {
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
+    /// Groups that take over no members.
+    pub(crate) stuck: BTreeSet<PartitionId>,
 }
 
 impl World {
@@ -43,6 +45,7 @@ impl World {
             data: BTreeMap::new(),
             down: BTreeSet::new(),
             full: BTreeSet::new(),
+            stuck: BTreeSet::new(),
         }
     }
 
@@ -203,6 +206,7 @@ impl World {
                 let finish = growth::finish_split(self.view(), *partition).unwrap();
                 assert!(matches!(self.log.apply(finish), Applied::Partitions(_)), "{end}");
             }
+            Step::SetMembers { partition, .. } if self.stuck.contains(partition) => {}
             Step::SetMembers { partition, voters, learners, .. } => {
                 // The lowest of the voters that are up leads; whoever is up is current.
                 let up = |node: &&NodeId| !self.down.contains(node);

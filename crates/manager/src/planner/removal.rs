@@ -1,0 +1,40 @@
+//! Whether a node can be removed, as far as the groups of meta partitions have a say: they are told of
+//! other members, and count on the old ones until they have taken them over. What the agreed state alone
+//! tells is checked when the command is applied.
+
+use milpa_types::{ManagerError, NodeId, PartitionId, Role};
+use milpa_wire::meta::MetaPartitionReport;
+
+use super::View;
+use super::members::leader_report;
+
+/// Meta partitions that are to have other members than this node, and whose groups may not know it yet.
+pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = PartitionId> {
+    let may_count = move |partition| {
+        let record = view.state.meta_partition(partition)?;
+        let is_decided = record.joining.is_none() && !record.members.contains(&node);
+        let says_no = |(_, report): (NodeId, &MetaPartitionReport)| !report.voters.contains(&node);
+        (is_decided && !leader_report(view, record).is_some_and(says_no)).then_some(partition)
+    };
+    let is_meta = view.state.node(node).is_some_and(|known| known.role == Role::Meta);
+    // The task of a partition ends when its group has the members decided.
+    let tasks = view.state.tasks().filter(move |_| is_meta);
+    tasks.filter_map(move |task| may_count(task.partition))
+}
+
+/// Refuses to let go of a node that a group may need to make its change.
+///
+/// # Errors
+///
+/// [`ManagerError::Refused`] with the partition to wait for.
+pub fn check(view: View<'_>, node: NodeId) -> Result<(), ManagerError> {
+    match counted_on(view, node).next() {
+        None => Ok(()),
+        Some(partition) => Err(ManagerError::Refused {
+            reason: format!(
+                "meta partition {partition} has not taken over its new members yet and may still \
+                 count on node {node}: repeat this when `milpa task list` shows no task for it"
+            ),
+        }),
+    }
+}
