@@ -64,15 +64,13 @@ pub struct Effectful {
 impl Effectful {
     fn points(self) -> impl Iterator<Item = CrashPoint> {
         let crashes = if self.has_disk { &[Crash::Kill, Crash::Power][..] } else { &[Crash::Kill] };
-        let at = move |effects| {
-            let point = move |crash: &Crash| CrashPoint {
-                machine: self.machine.to_owned(),
-                effects,
-                crash: *crash,
-            };
-            crashes.iter().map(point)
-        };
-        (0..self.effects).flat_map(at)
+        crashes.iter().flat_map(move |crash| {
+            let (machine, crash) = (self.machine, *crash);
+            (0..self.effects).map(move |effects| {
+                let machine = machine.to_owned();
+                CrashPoint { machine, effects, crash }
+            })
+        })
     }
 }
 
@@ -92,13 +90,16 @@ mod tests {
     fn points_are_read_as_they_are_written_and_each_is_there() {
         let machine = |machine, has_disk, effects| Effectful { machine, has_disk, effects };
         let effects = vec![machine("meta1", true, 3), machine("client1", false, 2)];
-        let points = crash_points(&Outcome { effects, ..Outcome::default() }, 1);
+        let calm = Outcome { effects, ..Outcome::default() };
+        let points = crash_points(&calm, 1);
         let written: Vec<String> = points.iter().map(ToString::to_string).collect();
-        assert_eq!(written[..3], ["meta1:0:kill", "meta1:0:power", "meta1:1:kill"]);
+        assert_eq!(written[1..4], ["meta1:1:kill", "meta1:2:kill", "meta1:0:power"]);
         assert_eq!(written[6..], ["client1:0:kill", "client1:1:kill"]);
         for (point, written) in points.iter().zip(&written) {
             assert_eq!(written.parse().as_ref(), Ok(point));
         }
+        let few = crash_points(&calm, 2);
+        assert!(few.iter().any(|point| point.crash == Crash::Power), "{few:?}");
         assert!("meta1:x:kill".parse::<CrashPoint>().is_err());
     }
 }

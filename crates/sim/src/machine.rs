@@ -323,9 +323,9 @@ impl Machine {
         running.ended.borrow_mut().take()
     }
 
-    /// Whether nothing that it does has an effect any more: it must be stopped now.
+    /// Whether it runs, and nothing that it does has an effect any more: it must be stopped now.
     pub fn is_at_end(&self) -> bool {
-        self.disk().effects.are_over()
+        self.is_running() && self.disk().effects.are_over()
     }
 
     /// Ends the life, whatever the node was doing.

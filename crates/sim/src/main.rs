@@ -44,11 +44,11 @@ struct Arguments {
     /// Kinds of faults that are not to happen, such as `rot`.
     #[arg(long, value_delimiter = ',')]
     without: Vec<String>,
-    /// A machine crashes after so many effects, such as `meta1:312:power`, or `:kill`.
+    /// A calm run in which a machine crashes after so many effects: `meta1:312:power`, or `:kill`.
     #[arg(long, value_name = "POINT", requires = "seed")]
     crash: Option<CrashPoint>,
     /// Run each seed calmly, then again with a crash at every point of its course, or at one of N.
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["crash", "tally", "twice"])]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["crash", "hours", "tally", "twice"])]
     crash_points: Option<u64>,
     /// Keep count here, and go on after the last seed that is counted.
     #[arg(long, requires = "hours")]

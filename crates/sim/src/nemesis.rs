@@ -15,7 +15,7 @@ pub(crate) enum Fault {
     Kill(usize),
     Power(usize),
     PowerEverywhere,
-    /// After this many further effects of the disk.
+    /// After this many further effects.
     Freeze(usize, u64),
     Isolate(usize),
     OneWay(usize, usize),
@@ -248,7 +248,7 @@ impl Nemesis {
                 let fault = match name {
                     "kill" => Fault::Kill(place),
                     "power" => Fault::Power(place),
-                    _ => Fault::Freeze(place, self.random.skewed(200)),
+                    _ => Fault::Freeze(place, self.random.skewed(1_000)),
                 };
                 self.impair(place, until, Mend::Start(place));
                 Some(fault)

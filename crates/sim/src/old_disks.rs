@@ -56,22 +56,22 @@ impl OldDisks {
         }
     }
 
-    /// A server has an empty disk now.
-    pub fn forget(&mut self, place: usize) {
-        self.put_back.remove(&place);
+    /// Whether a server has an old disk.
+    pub fn has(&self, place: usize) -> bool {
+        self.put_back.contains(&place)
     }
 
-    /// A server that is switched off gets an empty disk, if it had an old one. Says whether the managers had
+    /// A server that is switched off gets an empty disk. Says whether it had an old one, and the managers had
     /// taken that for the newest.
     pub fn take_away(&mut self, place: usize, machine: &Machine) -> bool {
+        let disk = machine.disk().image();
+        machine.disk().exchange(None);
         if !self.put_back.remove(&place) {
             return false;
         }
         let last = |image: &Image| Lives::on(image, machine).map(|lives| lives.last);
         let was = self.copies.get(&place).and_then(last);
-        let is = last(&machine.disk().image());
-        machine.disk().exchange(None);
-        was != is
+        was != last(&disk)
     }
 }
 

@@ -26,7 +26,7 @@ pub struct Settings {
     pub is_verbose: bool,
     /// Faults that are not to happen, by name.
     pub without: Vec<String>,
-    /// A machine crashes here.
+    /// No faults but this one: a machine crashes here.
     pub crash: Option<CrashPoint>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Weights {
     pub power: u64,
     /// All servers lose their power.
     pub power_everywhere: u64,
-    /// The disk stops at one of its next effects, and the power with it (F1).
+    /// A server's power goes after one of its next effects: changes of its disk, and packets (F1).
     pub freeze: u64,
     /// A server is cut off (F13).
     pub isolate: u64,
@@ -135,7 +135,7 @@ impl Options {
     /// Draws for a seed.
     pub fn draw(settings: &Settings) -> Options {
         let mut random = Random::new(settings.seed, "options");
-        let calm = settings.is_calm;
+        let calm = settings.is_calm || settings.crash.is_some();
         let links = if calm { calm_links() } else { draw_links(&mut random) };
         let mut options = Options {
             seed: settings.seed,
@@ -185,7 +185,8 @@ impl Options {
         for name in &settings.without {
             options.leave_out(name);
         }
-        if options.weights.by_name().all(|(_, weight)| *weight == 0) {
+        let does_harm = |name| name != "grow" && name != "drain";
+        if options.weights.by_name().all(|(name, weight)| *weight == 0 || !does_harm(name)) {
             options.faults_min = 0;
         }
         if options.weights.lie > 0 || options.weights.rot > 0 {

@@ -363,11 +363,15 @@ impl Simulation {
         self.history.borrow_mut().violated(check, detail.to_owned());
     }
 
+    fn start_servers(&mut self) {
+        self.places(|placed| placed.part.is_server())
+            .into_iter()
+            .for_each(|place| self.start(place));
+    }
+
     fn boot(&mut self) -> bool {
         trace::note("phase: boot");
-        for place in self.places(|placed| placed.part.is_server()) {
-            self.start(place);
-        }
+        self.start_servers();
         let (watch, history) = (Rc::clone(&self.watch), Rc::clone(&self.history));
         let options = self.options.clone();
         self.start_observer(0, || Box::pin(Observer::new(watch, history, options).run()));
@@ -509,36 +513,33 @@ impl Simulation {
         self.start(place);
     }
 
-    /// Who has had an old disk must not have been taken for itself, and begins anew.
-    fn replace(&mut self, place: usize) {
-        self.stop(place, Ending::Power);
-        let Some(placed) = self.machines.get(place) else { return };
+    /// A server begins anew, with an empty disk, or stays switched off with one. If it had an old disk, it must
+    /// not have been taken for itself.
+    fn renew(&mut self, place: usize) {
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        let was_running = placed.machine.is_running();
+        placed.machine.stop(Ending::Process);
         if self.old_disks.take_away(place, &placed.machine) {
             let detail = format!("{} was taken for what it had been", placed.machine.name);
             self.failed("old disks are refused", &detail);
         }
-        self.start(place);
+        if was_running {
+            self.start(place);
+        }
     }
 
     fn drain(&mut self, place: usize) {
-        if let Some(placed) = self.machines.get(place) {
-            let address = cluster::listens(placed.part, placed.number);
-            self.watch.borrow_mut().leaving = Some(Leaving::new(address));
-        }
+        let Some(placed) = self.machines.get(place) else { return };
+        let address = cluster::listens(placed.part, placed.number);
+        // Whoever is told to stay has to hear of it first.
+        self.watch.borrow_mut().leaving.get_or_insert_with(|| Leaving::new(address));
     }
 
-    /// A server whose node was removed begins anew, with an empty disk. It held nothing: no copy is lost.
+    /// A server whose node was removed begins anew. It held nothing: no copy is lost.
     fn renew_who_left(&mut self) {
         let Some(address) = self.watch.borrow_mut().has_left.take() else { return };
         let is_it = |placed: &Placed| cluster::listens(placed.part, placed.number) == address;
-        for place in self.places(is_it) {
-            if let Some(placed) = self.machines.get_mut(place) {
-                placed.machine.stop(Ending::Process);
-                placed.machine.disk().exchange(None);
-            }
-            self.old_disks.forget(place);
-            self.start(place);
-        }
+        self.places(is_it).into_iter().for_each(|place| self.renew(place));
     }
 
     fn copy_disks(&mut self) {
@@ -554,11 +555,7 @@ impl Simulation {
     fn mend(&mut self, mend: Mend) {
         match mend {
             Mend::Start(place) => self.restart(place),
-            Mend::StartAll => {
-                for place in self.places(|placed| placed.part.is_server()) {
-                    self.restart(place);
-                }
-            }
+            Mend::StartAll => self.start_servers(),
             Mend::Open(fault) => self.set_blocked(fault, false),
             Mend::FastDisk(place) => self.set_slowness(place, 1),
             Mend::FastLink(place) => {
@@ -572,7 +569,11 @@ impl Simulation {
                 }
             }
             Mend::StartClient(place) => self.start_client(place),
-            Mend::Replace(place) => self.replace(place),
+            Mend::Replace(place) if self.old_disks.has(place) => {
+                self.renew(place);
+                self.start(place);
+            }
+            Mend::Replace(_) => {}
             Mend::Stay => {
                 if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
                     leaving.is_taken_back = true;
@@ -583,9 +584,7 @@ impl Simulation {
 
     /// Starts a server if it is down; one that the nemesis wanted to freeze and that has not lives on.
     fn restart(&mut self, place: usize) {
-        if let Some(placed) = self.machines.get(place)
-            && self.options.crash.is_none()
-        {
+        if let Some(placed) = self.machines.get(place) {
             placed.machine.disk().effects.go_on();
         }
         self.start(place);
@@ -692,9 +691,7 @@ impl Simulation {
         for place in std::mem::take(&mut self.failed_disks) {
             self.stop(place, Ending::Process);
         }
-        for place in self.places(|placed| placed.part.is_server()) {
-            self.restart(place);
-        }
+        self.start_servers();
         self.watch.borrow_mut().wanted = Wanted::Watch;
         let all_done = |sim: &mut Simulation| {
             !sim.machines.iter().any(|p| p.part == Part::Client && p.machine.is_running())

@@ -138,7 +138,7 @@ struct MachineState {
     life: u64,
     /// Answers to packets: false after a power cut.
     has_kernel: bool,
-    /// Every packet is one.
+    /// Every packet of its node is one.
     effects: Arc<Effects>,
     next_port: u16,
 }
@@ -409,12 +409,18 @@ impl Wires {
         woken.extend(end.reader.take());
     }
 
-    /// Sends a packet from one side.
+    /// Sends what a node sends: an effect of its machine.
+    fn emit(&mut self, id: ConnectionId, from: usize, packet: Packet) {
+        let source = self.addresses(id, from).map(|(_, source)| source);
+        let machine = source.and_then(|source| self.machines.get(&source));
+        if machine.is_some_and(|machine| machine.effects.happens()) {
+            self.send(id, from, packet);
+        }
+    }
+
+    /// Sends a packet from one side: from its node, or from its kernel when the node is gone.
     fn send(&mut self, id: ConnectionId, from: usize, packet: Packet) {
         let Some((target, source)) = self.addresses(id, from) else { return };
-        if self.machines.get(&source).is_some_and(|machine| !machine.effects.happens()) {
-            return;
-        }
         let latency = self.latency(source, target);
         let at = self.now_ms + latency;
         let Some(end) = self.connections.get_mut(&id).and_then(|c| c.ends.get_mut(from)) else {
@@ -646,7 +652,7 @@ impl Wires {
         }
         while !bytes.is_empty() {
             let rest = bytes.split_off(bytes.len().min(PACKET_BYTES));
-            self.send(id, side, Packet::Bytes(bytes));
+            self.emit(id, side, Packet::Bytes(bytes));
             bytes = rest;
         }
         Some(Ok(count))
@@ -656,7 +662,7 @@ impl Wires {
         let Some(end) = self.end(id, side) else { return };
         if !end.has_closed {
             end.has_closed = true;
-            self.send(id, side, Packet::End);
+            self.emit(id, side, Packet::End);
         }
     }
 
@@ -664,7 +670,7 @@ impl Wires {
     pub(super) fn close(&mut self, id: ConnectionId, side: usize, dropped: &mut Vec<Waker>) {
         let Some(end) = self.end(id, side) else { return };
         if !end.inbox.is_empty() {
-            self.send(id, side, Packet::Reset);
+            self.emit(id, side, Packet::Reset);
         } else {
             self.close_write(id, side);
         }

@@ -31,75 +31,66 @@ impl Observer {
     /// The next step for who leaves.
     pub(super) async fn see_off(&self) {
         let Some(leaving) = self.watch.borrow().leaving else { return };
-        let done = match (leaving.node, leaving.is_taken_back) {
-            (None, true) => Ok(true),
-            (None, false) => self.choose(leaving).await.map(|()| false),
-            (Some(node), true) => self.stay(node).await.map(|()| true),
-            (Some(node), false) if !leaving.is_drained => self.drain(node).await.map(|()| false),
-            (Some(node), false) => self.leave(leaving, node).await,
+        let next = match self.next_of(leaving).await {
+            Ok(next) => next,
+            Err(missing) => {
+                trace::note(&format!("{leaving:?}: {missing}"));
+                return;
+            }
         };
-        match done {
-            Ok(true) => self.watch.borrow_mut().leaving = None,
-            Ok(false) => {}
-            Err(missing) => trace::note(&format!("{leaving:?}: {missing}")),
-        }
+        let mut watch = self.watch.borrow_mut();
+        // It may have been taken back meanwhile.
+        let is_taken_back = watch.leaving.is_some_and(|now| now.is_taken_back);
+        watch.leaving = next.map(|next| Leaving { is_taken_back, ..next });
     }
 
-    async fn choose(&self, leaving: Leaving) -> Missing<()> {
-        let node = self.newest_at(leaving.address).await?;
-        if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
-            leaving.node = node;
+    /// What is known of it after one step; `None` when it has left, or stays.
+    async fn next_of(&self, leaving: Leaving) -> Missing<Option<Leaving>> {
+        let Some(node) = leaving.node else {
+            let node = if leaving.is_taken_back { None } else { self.newest_at(leaving).await? };
+            return Ok(node.map(|_| Leaving { node, ..leaving }));
+        };
+        if !self.nodes().await?.iter().any(|known| known.id == node) {
+            self.has_left(leaving).await?;
+            return Ok(None);
         }
-        Ok(())
-    }
-
-    /// Refused while there is no place for what it holds.
-    async fn drain(&self, node: NodeId) -> Missing<()> {
-        self.ask(&ManagerRequest::DrainNode { node, drains: true }).await?;
-        trace::note(&format!("node {node} is drained"));
-        if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
-            leaving.is_drained = true;
-        }
-        Ok(())
-    }
-
-    async fn stay(&self, node: NodeId) -> Missing<()> {
-        if self.is_known(node).await? {
+        if leaving.is_taken_back {
             self.ask(&ManagerRequest::DrainNode { node, drains: false }).await?;
             trace::note(&format!("node {node} stays"));
+            return Ok(None);
         }
-        Ok(())
-    }
-
-    /// Removes it if it holds nothing. (A silent one can be removed with all that it holds. That costs a copy,
-    /// and is not what is tried here.) Says whether it has left.
-    async fn leave(&self, leaving: Leaving, node: NodeId) -> Missing<bool> {
-        if self.is_known(node).await? {
-            let (meta, data) = self.partitions().await?;
-            let holds_meta = meta.iter().any(|held| held.members.contains(&node));
-            let holds_data = data
-                .iter()
-                .any(|held| held.members.contains(&node) || held.replicas.contains(&node));
-            if holds_meta || holds_data {
-                return Ok(false);
-            }
+        if !leaving.is_drained {
+            // Refused while there is no place for what it holds.
+            self.ask(&ManagerRequest::DrainNode { node, drains: true }).await?;
+            trace::note(&format!("node {node} is drained"));
+        } else if !self.holds(node).await? {
             self.ask(&ManagerRequest::RemoveNode { node }).await?;
         }
-        let other = self.newest_at(leaving.address).await?;
-        trace::note(&format!("node {node} has left; after it came {other:?}"));
+        Ok(Some(Leaving { is_drained: true, ..leaving }))
+    }
+
+    /// Whether it is to have any replica. (A silent one can be removed with all that it holds. That costs a
+    /// copy, and is not what is tried here.)
+    async fn holds(&self, node: NodeId) -> Missing<bool> {
+        let (meta, data) = self.partitions().await?;
+        let is_in = |nodes: &[NodeId]| nodes.contains(&node);
+        Ok(meta.iter().any(|held| is_in(&held.members))
+            || data.iter().any(|held| is_in(&held.members) || is_in(&held.replicas)))
+    }
+
+    async fn has_left(&self, leaving: Leaving) -> Missing<()> {
+        let next = self.newest_at(leaving).await?;
+        trace::note(&format!("{leaving:?} has left; after it came {next:?}"));
         let mut watch = self.watch.borrow_mut();
         watch.nodes_left += 1;
         // A node that came after it is not empty.
-        watch.has_left = other.is_none().then_some(leaving.address);
-        Ok(true)
+        watch.has_left = next.is_none().then_some(leaving.address);
+        Ok(())
     }
 
-    async fn is_known(&self, node: NodeId) -> Missing<bool> {
-        Ok(self.nodes().await?.iter().any(|known| known.id == node))
-    }
-
-    async fn newest_at(&self, address: SocketAddr) -> Missing<Option<NodeId>> {
+    async fn newest_at(&self, leaving: Leaving) -> Missing<Option<NodeId>> {
         let nodes = self.nodes().await?;
-        Ok(nodes.iter().filter(|node| node.address == address).map(|node| node.id).max())
+        let there = nodes.iter().filter(|node| node.address == leaving.address);
+        Ok(there.map(|node| node.id).max())
     }
 }
