@@ -7,6 +7,7 @@ use milpa_types::{Column, DataError, Next, NodeId};
 use milpa_wire::data::{DataAnswer, DataRequest, Overwrite};
 
 use super::append::FULL_AFTER;
+use super::read::LOOK_AFTER;
 use super::{DataClient, Trouble, checksums};
 use crate::core::Retry;
 use crate::error::FsError;
@@ -26,7 +27,7 @@ pub(crate) struct Replacement {
 
 impl DataClient {
     /// Replaces all, a window of them at once; they must not overlap. `done` is told of each that a
-    /// majority has in its synced log.
+    /// majority has in its synced log. `NoExtent` and `NotHere` mean that the columns may be out of date.
     pub(crate) async fn overwrite(
         &self,
         replacements: Vec<Replacement>,
@@ -115,6 +116,10 @@ impl DataClient {
                     // The leader lacks the bytes; whether everybody does, the primary knows.
                     if let Some(length) = self.lost(replacement.column).await {
                         return Err(DataError::Lost { length }.into());
+                    }
+                    // One that was made after they had been freed knows nothing of them.
+                    if retry.elapsed() >= LOOK_AFTER {
+                        return Err(DataError::NotHere.into());
                     }
                     self.core.views.refresh(&*self.core.transport).await;
                 }

@@ -21,7 +21,7 @@ const HEDGE_AFTER_MIN: Duration = Duration::from_millis(20);
 const HEDGE_AFTER_MAX: Duration = Duration::from_secs(1);
 /// Bytes that no member has may be on their way to one for so long, before the caller must look whether
 /// the file still has them.
-const LOOK_AFTER: Duration = Duration::from_secs(1);
+pub(super) const LOOK_AFTER: Duration = Duration::from_secs(1);
 /// Leaders' names followed within one round.
 const REDIRECTS_MAX: u32 = 3;
 

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::content::{Placing, Push, Scope};
 use super::{FileState, InDoubt, Io};
+use crate::core::Retry;
 use crate::data::append::{AppendFor, Packet};
 use crate::error::FsError;
 use crate::inner::Inner;
@@ -78,6 +79,7 @@ impl Inner {
         self.settle_doubt(file).await?;
         let inline_bytes_max = self.inline_bytes_max();
         let (mut reloads, mut placing) = (0, Placing::InPlace);
+        let mut retry = Retry::new(&self.core, "overwrite");
         let result = loop {
             if file.shared().content.stale {
                 self.reload(file).await?;
@@ -96,11 +98,15 @@ impl Inner {
                 // lie on: as the file is now, they go elsewhere.
                 Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {
                     reloads += 1;
-                    let mut shared = file.shared();
-                    let released = shared.content.push_failed();
-                    shared.content.stale = true;
-                    drop(shared);
-                    self.budget.give(released);
+                    self.push_as_loaded_anew(file);
+                }
+                // On no member yet, or on none any more.
+                Err(FsError::Data(DataError::NotHere)) => {
+                    retry.note(DataError::NotHere);
+                    match retry.pause().await {
+                        Ok(()) => self.push_as_loaded_anew(file),
+                        Err(gave_up) => break Err(gave_up),
+                    }
                 }
                 result => break result,
             }
@@ -113,6 +119,15 @@ impl Inner {
             }
         }
         result.map(|()| true)
+    }
+
+    /// The next push goes by the file as it is then.
+    fn push_as_loaded_anew(&self, file: &FileState) {
+        let mut shared = file.shared();
+        let released = shared.content.push_failed();
+        shared.content.stale = true;
+        drop(shared);
+        self.budget.give(released);
     }
 
     async fn send(

@@ -167,6 +167,33 @@ async fn lost_bytes_are_told_and_then_written_anew() {
     assert!(read(&client, "/f").await == pattern(2, 200_000));
 }
 
+/// Found by the simulation (seed 20): the leader was a replica that had been made after somebody had deleted the
+/// file, so it knew nothing of the bytes; the writer asked it for a minute.
+#[tokio::test(start_paused = true)]
+async fn a_writer_over_bytes_that_the_leader_never_had_looks_at_the_file() {
+    let cluster = Cluster::new();
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    write(&client, "/f", &pattern(1, 300_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let emptied = milpa_types::AttributeChanges { size: Some(0), ..Default::default() };
+    other.setattr(inode, emptied).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Overwrite(_)) => Some(Fault::Data(DataError::NotHere)),
+        _ => None,
+    });
+    let started = Instant::now();
+    client.write(handle, 1_000, pattern(2, 2_000), false).await.unwrap();
+    client.fsync(handle, false).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    let there = read(&other, "/f").await;
+    assert!(
+        there == [vec![0; 1_000], pattern(2, 2_000).to_vec()].concat(),
+        "{} bytes",
+        there.len()
+    );
+}
+
 /// Found by the simulation (seed 106) and by power cuts on real processes: what power had left of an
 /// extent was dead, so the data nodes removed it, and the whole file was ESTALE for ever.
 #[tokio::test(start_paused = true)]
