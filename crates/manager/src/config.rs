@@ -74,7 +74,8 @@ pub struct Policy {
     pub silence_period_ms: u64,
     /// A node that sends no heartbeat for this long is dead: its replicas are made again on other
     /// nodes. Long enough for a restart of its machine, as each repair copies all that it held. A
-    /// removed node and a failed disk are repaired at once. Above `silence_period_ms`, at most
+    /// removed node, one whose server was set up anew (a newer node serves at its address) and a failed disk
+    /// are repaired at once. Above `silence_period_ms`, at most
     /// 2,592,000,000 (30 days).
     pub dead_after_ms: u64,
     /// Replicas that may be made at the same time in the whole cluster. 1 to 4,096.
