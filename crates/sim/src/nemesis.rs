@@ -347,6 +347,10 @@ impl Nemesis {
                 }
                 let nodes = [&self.victims.meta[..], &self.victims.data].concat();
                 let place = *self.random.pick(&nodes)?;
+                // A disk that lies as it is set up may lose what says whose it is, and nobody has that twice.
+                if self.weights.lie > 0 && self.victims.data.first() == Some(&place) {
+                    return None;
+                }
                 self.drains_ms = now_ms + self.random.between(1_000, DRAIN_MS);
                 self.mend_at(self.drains_ms, Mend::Stay);
                 Some(Fault::Drain(place))

@@ -3,9 +3,10 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -59,8 +60,8 @@ impl Cluster {
     /// Any number of managers.
     pub fn of(count: usize, change: impl Fn(&mut ManagerConfig)) -> Cluster {
         let directory = tempfile::tempdir().unwrap();
-        let peers = free_addresses(count);
-        let http_peers = free_addresses(count);
+        let peers = own_addresses(count);
+        let http_peers = own_addresses(count);
         let config = |place: usize| {
             let home = directory.path().join(format!("manager{place}"));
             let mut config =
@@ -214,11 +215,13 @@ pub fn pool(role: Role, secret: &Key) -> Pool {
     Pool::new(Arc::new(Identity::new(Some(CLUSTER), role, credential)))
 }
 
-/// Addresses that were free a moment ago: all managers must know all ports before they start.
-fn free_addresses(count: usize) -> Vec<SocketAddr> {
-    let held: Vec<StdListener> =
-        (0..count).map(|_| StdListener::bind("127.0.0.1:0").unwrap()).collect();
-    held.iter().map(|listener| listener.local_addr().unwrap()).collect()
+/// Addresses on a host of their own: nobody is given one of their ports while a manager is down.
+fn own_addresses(count: usize) -> Vec<SocketAddr> {
+    static HOSTS: AtomicU16 = AtomicU16::new(0);
+    let [high, low] = HOSTS.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    let of_process = (std::process::id() % 200) as u8 + 1;
+    let host = Ipv4Addr::new(127, of_process, high, low.saturating_add(1));
+    (0..count).map(|place| SocketAddr::from((host, 7_000 + place as u16))).collect()
 }
 
 /// A node that holds what it is told to hold and reports it.
