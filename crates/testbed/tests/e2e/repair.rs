@@ -103,6 +103,32 @@ fn a_data_node_lost_for_good_is_replaced_under_load() {
     finish(&mut bed, load);
 }
 
+/// A server gets a new disk and starts with its settings: nobody waits for what it was until that counts as
+/// dead, which takes five minutes.
+#[test]
+fn a_server_that_is_set_up_anew_takes_its_old_places_at_once() {
+    let mut bed = Testbed::start().unwrap();
+    let load = start_load(&mut bed);
+    wait_for_more(&bed, &load.writer, 50);
+    let (lost, process) = (bed.node_id("data1").unwrap(), bed.process("data1").unwrap().clone());
+    let pid = process.signal(libc::SIGSTOP).unwrap();
+    for entry in std::fs::read_dir(&process.directory).unwrap().map(Result::unwrap) {
+        match entry.file_type().unwrap().is_dir() {
+            true => std::fs::remove_dir_all(entry.path()).unwrap(),
+            false if entry.file_name() == "config.toml" => {}
+            false => std::fs::remove_file(entry.path()).unwrap(),
+        }
+    }
+    milpa_testbed::kill(pid).unwrap();
+    bed.wait_until("fully redundant again", Duration::from_secs(60), |bed| {
+        is_whole_without(bed, "data", lost)
+    })
+    .unwrap();
+    bed.milpa(&["node", "remove", &lost.to_string(), "-y"]).unwrap();
+    wait_for_more(&bed, &load.writer, 20);
+    finish(&mut bed, load);
+}
+
 /// One of three is away, and another one is lost for good: the third has every acknowledged byte, also
 /// those that were overwritten in place. It goes on alone, and takes in the one that comes back.
 #[test]
