@@ -79,7 +79,7 @@ impl Observer {
     }
 
     async fn has_left(&self, leaving: Leaving) -> Missing<()> {
-        let next = self.newest_at(leaving).await?;
+        let next = self.newest_at(leaving).await?.filter(|newest| Some(*newest) > leaving.node);
         trace::note(&format!("{leaving:?} has left; after it came {next:?}"));
         let mut watch = self.watch.borrow_mut();
         watch.nodes_left += 1;
