@@ -274,7 +274,7 @@ impl State {
     }
 
     /// Why an operator may not remove a node, if that is so.
-    pub(super) fn removal_problem(&self, node: NodeId) -> Option<ManagerError> {
+    pub(crate) fn removal_problem(&self, node: NodeId) -> Option<ManagerError> {
         let refuse = |reason: String| Some(ManagerError::Refused { reason });
         let Some(record) = self.nodes.get(&node) else {
             return Some(unknown_node(node));

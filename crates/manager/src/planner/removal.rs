@@ -1,6 +1,5 @@
-//! Whether a node can be removed, as far as the groups of meta partitions have a say: they are told of
-//! other members, and count on the old ones until they have taken them over. What the agreed state alone
-//! tells is checked when the command is applied.
+//! Whether a node can be removed: what the agreed state says, and what the groups of meta partitions do. They
+//! are told of other members, and count on the old ones until they have taken them over.
 
 use milpa_types::{ManagerError, NodeId, PartitionId, Role};
 use milpa_wire::meta::MetaPartitionReport;
@@ -22,12 +21,16 @@ pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = Partitio
     tasks.filter_map(move |task| may_count(task.partition))
 }
 
-/// Refuses to let go of a node that a group may need to make its change.
+/// Refuses to let go of a node that a group may need to make its change. The state is asked now too, not only
+/// when the command is applied: a change of members that is decided in between would hide the node from it.
 ///
 /// # Errors
 ///
-/// [`ManagerError::Refused`] with the partition to wait for.
+/// [`ManagerError::Refused`] with what to do, or to wait for.
 pub fn check(view: View<'_>, node: NodeId) -> Result<(), ManagerError> {
+    if let Some(problem) = view.state.removal_problem(node) {
+        return Err(problem);
+    }
     match counted_on(view, node).next() {
         None => Ok(()),
         Some(partition) => Err(ManagerError::Refused {

@@ -230,6 +230,8 @@ fn a_drained_meta_node_is_not_let_go_while_a_group_may_count_on_it() {
     let mut world = roomy(4, 3);
     let (leaving, partition) = (NodeId(101), PartitionId(1));
     world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    let early = removal::check(world.view(), leaving).unwrap_err().to_string();
+    assert!(early.contains("in service and holds 3 replicas"), "{early}");
     for _ in 0..200 {
         world.pass();
         let record = world.log.state.meta_partition(partition).unwrap();
