@@ -20,7 +20,7 @@
 //! | `old_disks` | copies of disks that come back, and must be refused |
 //! | `stalls` | how long calls may take, given what was broken |
 //! | `observer` | leaders, configurations, equality of replicas, space |
-//! | `simulation` | the course of a run |
+//! | `simulation` | the course of a run; `harm` does what the nemesis wants |
 //!
 //! # What is deliberately absent
 //!

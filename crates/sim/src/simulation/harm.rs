@@ -1,0 +1,296 @@
+//! The nemesis' hand: what its faults do to machines, and what mends them.
+
+use std::ffi::OsStr;
+use std::path::Path;
+
+use super::{DISK_BYTES, Placed, Simulation, WHOLE_MS, locked};
+use crate::cluster::{self, Part};
+use crate::disk::Ordered;
+use crate::nemesis::{Fault, Mend};
+use crate::network::Ending;
+use crate::observer::{Leaving, Wanted};
+use crate::trace;
+
+/// Where extents, definitions and snapshots lie.
+const CONTENT: [&str; 1] = ["partitions"];
+/// All that a replica consists of. (What says which node this is has no copy elsewhere: a node that
+/// cannot read it refuses to start.)
+const REPLICA: [&str; 3] = ["partitions", "states", "raft"];
+/// Bits of each server that flip at rest.
+const ROTTEN_AT_REST: u64 = 8;
+/// By then the managers have heard what a node that starts has lost.
+const ROT_IS_SEEN_MS: u64 = 10_000;
+
+/// Whether a file is below a directory of one of these names.
+fn is_below(path: &Path, names: &[&str]) -> bool {
+    let is_one = |part: &OsStr| names.iter().any(|name| part == *name);
+    path.components().any(|component| is_one(component.as_os_str()))
+}
+
+impl Simulation {
+    pub(super) fn harm(&mut self) {
+        self.copy_disks();
+        for mend in self.nemesis.due(self.now_ms) {
+            self.mend(mend);
+        }
+        if let Some(fault) = self.nemesis.strike(self.now_ms) {
+            trace::note(&format!("FAULT {}", self.describe(fault)));
+            self.inflict(fault);
+            if fault.is_harm() {
+                self.quota.fault_happened();
+            }
+        }
+    }
+
+    fn describe(&self, fault: Fault) -> String {
+        let name =
+            |place: usize| self.machines.get(place).map_or("?", |placed| placed.machine.name);
+        match fault {
+            Fault::Kill(a)
+            | Fault::Power(a)
+            | Fault::Isolate(a)
+            | Fault::FailedWrite(a)
+            | Fault::FailedSync(a)
+            | Fault::FullDisk(a)
+            | Fault::FailedRead(a)
+            | Fault::LostWrite(a)
+            | Fault::MisdirectedWrite(a)
+            | Fault::Rot(a)
+            | Fault::Lose(a)
+            | Fault::OldDisk(a)
+            | Fault::Drain(a)
+            | Fault::ClientKill(a) => {
+                format!("{fault:?} = {}", name(a))
+            }
+            Fault::Freeze(a, _)
+            | Fault::Pause(a, _)
+            | Fault::WallJump(a, _)
+            | Fault::SlowDisk(a, _)
+            | Fault::SlowLink(a, _)
+            | Fault::ClientPause(a, _) => {
+                format!("{fault:?} = {}", name(a))
+            }
+            Fault::OneWay(a, b) => format!("{fault:?} = {} to {}", name(a), name(b)),
+            Fault::PowerEverywhere | Fault::Split(_) | Fault::Grow => format!("{fault:?}"),
+        }
+    }
+
+    fn inflict(&mut self, fault: Fault) {
+        match fault {
+            Fault::Kill(place) => self.stop(place, Ending::Process),
+            Fault::Power(place) => self.stop(place, Ending::Power),
+            Fault::PowerEverywhere => {
+                for place in self.places(|placed| placed.part.is_server()) {
+                    self.stop(place, Ending::Power);
+                }
+            }
+            Fault::Freeze(place, effects) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.disk().effects.end_after(effects);
+                }
+            }
+            Fault::Isolate(_) | Fault::OneWay(..) | Fault::Split(_) => {
+                self.set_blocked(fault, true)
+            }
+            Fault::Pause(place, lasts_ms) | Fault::ClientPause(place, lasts_ms) => {
+                if let Some(placed) = self.machines.get_mut(place) {
+                    placed.machine.paused_until_ms = self.now_ms + lasts_ms;
+                }
+            }
+            Fault::WallJump(place, jump_ms) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.wall_offset_ms.set(jump_ms);
+                }
+            }
+            Fault::SlowDisk(place, times) => self.set_slowness(place, times),
+            Fault::SlowLink(place, extra_ms) => {
+                if let Some(placed) = self.machines.get(place) {
+                    locked(&self.wires).set_slow(placed.machine.address, extra_ms);
+                }
+            }
+            Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
+            Fault::LostWrite(place) => self.order_lie(place, Ordered::LoseWrite),
+            Fault::MisdirectedWrite(place) => self.order_lie(place, Ordered::MisdirectWrite),
+            Fault::FailedWrite(place) => self.order_failure(place, Ordered::FailWrite),
+            Fault::FailedSync(place) => {
+                // What the disk drops then is lost as in a power cut.
+                self.order_failure(place, Ordered::FailSync);
+                self.unsynced_were_lost(place);
+            }
+            Fault::FullDisk(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    let mut disk = placed.machine.disk();
+                    disk.options.capacity_bytes = disk.allocated();
+                }
+            }
+            Fault::Rot(place) => self.rot(place, &CONTENT),
+            Fault::ClientKill(place) => self.kill_client(place),
+            Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
+            Fault::Lose(place) => self.lose(place),
+            Fault::OldDisk(place) => self.bring_back_old_disk(place),
+            Fault::Drain(place) => self.drain(place),
+        }
+    }
+
+    /// All that a server holds is gone.
+    fn lose(&mut self, place: usize) {
+        self.stop(place, Ending::Power);
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.disk().exchange(None);
+        }
+        self.unsynced_were_lost(place);
+    }
+
+    /// A server loses its power, and has an old copy of its disk then, if there is one that must be refused.
+    fn bring_back_old_disk(&mut self, place: usize) {
+        self.stop(place, Ending::Power);
+        if let Some(placed) = self.machines.get(place) {
+            self.old_disks.put_back(place, &placed.machine);
+        }
+        self.unsynced_were_lost(place);
+        self.start(place);
+    }
+
+    /// A server begins anew, with an empty disk, or stays switched off with one. If it had an old disk, it must
+    /// not have been taken for itself.
+    fn renew(&mut self, place: usize) {
+        let Some(placed) = self.machines.get_mut(place) else { return };
+        let was_running = placed.machine.is_running();
+        placed.machine.stop(Ending::Process);
+        if self.old_disks.take_away(place, &placed.machine) {
+            let detail = format!("{} was taken for what it had been", placed.machine.name);
+            self.failed("old disks are refused", &detail);
+        }
+        if was_running {
+            self.start(place);
+        }
+    }
+
+    fn drain(&mut self, place: usize) {
+        let Some(placed) = self.machines.get(place) else { return };
+        let address = cluster::listens(placed.part, placed.number);
+        // Whoever is told to stay has to hear of it first.
+        self.watch.borrow_mut().leaving.get_or_insert_with(|| Leaving::new(address));
+    }
+
+    /// A server whose node was removed begins anew. It held nothing: no copy is lost.
+    pub(super) fn renew_who_left(&mut self) {
+        let Some(address) = self.watch.borrow_mut().has_left.take() else { return };
+        let is_it = |placed: &Placed| cluster::listens(placed.part, placed.number) == address;
+        self.places(is_it).into_iter().for_each(|place| self.renew(place));
+    }
+
+    fn copy_disks(&mut self) {
+        if self.options.weights.old_disk > 0 && self.old_disks.are_due(self.now_ms) {
+            for (place, placed) in self.machines.iter().enumerate() {
+                if matches!(placed.part, Part::Meta | Part::Data) {
+                    self.old_disks.copy(place, &placed.machine);
+                }
+            }
+        }
+    }
+
+    pub(super) fn mend(&mut self, mend: Mend) {
+        match mend {
+            Mend::Start(place) => self.restart(place),
+            Mend::StartAll => self.start_servers(),
+            Mend::Open(fault) => self.set_blocked(fault, false),
+            Mend::FastDisk(place) => self.set_slowness(place, 1),
+            Mend::FastLink(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    locked(&self.wires).set_slow(placed.machine.address, 0);
+                }
+            }
+            Mend::EmptyDisk(place) => {
+                if let Some(placed) = self.machines.get(place) {
+                    placed.machine.disk().options.capacity_bytes = DISK_BYTES;
+                }
+            }
+            Mend::StartClient(place) => self.start_client(place),
+            Mend::Replace(place) if self.old_disks.has(place) => {
+                self.renew(place);
+                self.start(place);
+            }
+            Mend::Replace(_) => {}
+            Mend::Stay => {
+                if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
+                    leaving.is_taken_back = true;
+                }
+            }
+        }
+    }
+
+    /// Starts a server if it is down; one that the nemesis wanted to freeze and that has not lives on.
+    fn restart(&mut self, place: usize) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.disk().effects.go_on();
+        }
+        self.start(place);
+    }
+
+    fn set_slowness(&mut self, place: usize, times: u64) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.slowness.set(times);
+        }
+    }
+
+    fn order(&self, place: usize, what: Ordered) {
+        if let Some(placed) = self.machines.get(place) {
+            placed.machine.disk().ordered.push_back(what);
+        }
+    }
+
+    /// One at a time: an overwrite of which the bytes and the checksum are both lost cannot be noticed.
+    fn order_lie(&mut self, place: usize, what: Ordered) {
+        let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
+        if self.machines.get(place).is_some_and(is_idle) {
+            self.harmed.insert(place);
+            self.order(place, what);
+        }
+    }
+
+    fn order_failure(&mut self, place: usize, failure: Ordered) {
+        self.order(place, failure);
+        self.failed_disks.insert(place);
+    }
+
+    fn rot(&mut self, place: usize, names: &[&str]) {
+        self.harmed.insert(place);
+        self.unsynced_were_lost(place);
+        let Some(placed) = self.machines.get(place) else { return };
+        let hit = placed.machine.disk().rot(|path| is_below(path, names));
+        trace::note(&format!("a bit flips: {hit:?}"));
+    }
+
+    /// One data node and one meta node find extents, logs, states and snapshots damaged when they start. (While
+    /// other servers are broken that is one failure too many: a group without a majority waits.)
+    pub(super) fn rot_at_rest(&mut self) {
+        for part in [Part::Data, Part::Meta] {
+            let Some(place) = self.places(|placed| placed.part == part).first().copied() else {
+                return;
+            };
+            self.stop(place, Ending::Process);
+            (0..ROTTEN_AT_REST).for_each(|_| self.rot(place, &REPLICA));
+            self.start(place);
+        }
+        self.run_until(ROT_IS_SEEN_MS, |_| false);
+        self.want(Wanted::Whole, WHOLE_MS, "replicas equal after rot");
+    }
+
+    fn set_blocked(&mut self, fault: Fault, blocked: bool) {
+        let cuts = |a: usize, b: usize| match fault {
+            Fault::Isolate(place) => a == place || b == place,
+            Fault::OneWay(from, to) => (a, b) == (from, to),
+            Fault::Split(mask) => (mask >> (a % 64) ^ mask >> (b % 64)) & 1 == 1,
+            _ => false,
+        };
+        let mut wires = locked(&self.wires);
+        for (a, from) in self.machines.iter().enumerate() {
+            for (b, to) in self.machines.iter().enumerate() {
+                if a != b && cuts(a, b) {
+                    wires.set_blocked(from.machine.address, to.machine.address, blocked);
+                }
+            }
+        }
+    }
+}
