@@ -162,6 +162,7 @@ pub(super) fn clear_beyond_end(
         let raw: [u8; SLOT_BYTES] = slot.encode(extent.place, block).to_le_bytes();
         file.write_at(&raw, slot_offset(block)).map_err(failed)?;
     }
+    extent.state().writes += 1;
     lock(&extent.sums).clear();
     file.sync().map_err(|error| store.disk.sync_failed(&error))?;
     writer.needs_cut = false;

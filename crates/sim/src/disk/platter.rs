@@ -129,6 +129,14 @@ pub enum Ordered {
     MisdirectWrite,
 }
 
+/// A write that was acknowledged and went nowhere.
+#[derive(Clone, Debug)]
+struct Lost {
+    number: u64,
+    bytes: Vec<u8>,
+    offset: u64,
+}
+
 /// How often something happened to a disk.
 #[derive(Clone, Debug, Default)]
 pub struct DiskCounts {
@@ -190,6 +198,8 @@ pub struct Platter {
     /// Every change is one.
     pub effects: Arc<Effects>,
     pub ordered: VecDeque<Ordered>,
+    /// The last one, while its file was not written since.
+    lost: Option<Lost>,
     /// Syncs succeed and make nothing durable.
     pub drops_syncs: bool,
     pub counts: DiskCounts,
@@ -216,6 +226,7 @@ impl Platter {
             has_failed: false,
             effects: Arc::default(),
             ordered: VecDeque::new(),
+            lost: None,
             drops_syncs: false,
             counts: DiskCounts::default(),
             names: root.clone(),
@@ -348,8 +359,10 @@ impl Platter {
     pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.counts.writes += 1;
         self.ordered(Ordered::FailWrite)?;
+        self.lost.take_if(|lost| lost.number == number);
         if self.takes_order(Ordered::LoseWrite) {
             self.counts.lost_writes += 1;
+            self.lost = Some(Lost { number, bytes: bytes.to_vec(), offset });
             return Ok(());
         }
         let Some(offset) = self.lands_at(number, offset, bytes.len() as u64)? else {
@@ -455,6 +468,19 @@ impl Platter {
             (number, FileNode { current, durable: content, ..FileNode::default() })
         };
         self.files = files.into_iter().map(whole).collect();
+        self.count_allocated();
+    }
+
+    /// Writes after all what it lost last, if it was the end of a file of this kind.
+    pub fn find_lost(&mut self, is_meant: impl Fn(&Path) -> bool) {
+        let Some(Lost { number, bytes, offset }) = self.lost.take() else { return };
+        let is_it =
+            |(path, entry): (&PathBuf, &Entry)| *entry == Entry::File(number) && is_meant(path);
+        let is_named = self.names.iter().any(is_it);
+        if let Some(file) = self.files.get_mut(&number).filter(|_| is_named) {
+            file.current.write(&bytes, offset);
+            file.durable.write(&bytes, offset);
+        }
         self.count_allocated();
     }
 

@@ -164,6 +164,21 @@ fn freeing_really_gives_blocks_back() {
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "label and freed log");
 }
 
+/// Found by the simulation (seed 4544): the blocks were given back, and counted as allocated for ever.
+#[test]
+fn what_a_seal_cuts_off_is_no_longer_counted() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.create_extent(new_extent(LARGE)).unwrap();
+    let bytes = pattern(1, 1 << 20);
+    store.append(LARGE, 0, &bytes, Checksums::of_payload(&checksums_of(&bytes))).unwrap();
+    store.flush_all().unwrap();
+    let before = store.allocated_bytes();
+    store.seal(LARGE, 4_096).unwrap();
+    let after = store.allocated_bytes();
+    assert!(before - after >= 1_000_000, "{before} to {after}");
+}
+
 /// More extents than descriptors: files are closed and opened behind the scenes.
 #[test]
 fn descriptors_are_bounded() {
