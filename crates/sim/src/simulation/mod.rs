@@ -335,8 +335,12 @@ impl Simulation {
             return;
         }
         self.verification();
-        if self.options.crash.is_some() && self.crashes == 0 {
-            self.failed("simulation", "the crash point was not reached");
+        if let Some(point) = self.options.crash.as_ref().filter(|_| self.crashes == 0) {
+            let machines =
+                self.effects().into_iter().map(|it| format!("{} {}", it.machine, it.effects));
+            let machines = machines.collect::<Vec<_>>().join(", ");
+            let detail = format!("{point} was not reached; what each machine did: {machines}");
+            self.failed("simulation", &detail);
         }
     }
 
