@@ -134,12 +134,20 @@ impl Inner {
 
     /// Fails if the file counts on lost bytes to be on disk. Asks for its map first: that they were
     /// flushed since it was loaded changes no version.
+    ///
+    /// Fails as well if they were written here and are not published: they lie over what the others see, and that
+    /// may be synced. When they are given up, it is seen here again.
     async fn check_unflushed(
         &self,
         file: &FileState,
         lost: &[(Column, u64)],
     ) -> Result<(), FsError> {
         self.reload(file).await?;
+        let is_own =
+            |(column, length): &&(Column, u64)| file.shared().content.is_own(*column, *length);
+        if let Some((column, _)) = lost.iter().find(is_own) {
+            return Err(FsError::Lost(Box::new(DataError::Lost { length: column.offset }.into())));
+        }
         let is_flushed =
             |(column, length): &&(Column, u64)| file.shared().content.is_flushed(*column, *length);
         let Some((column, length)) = lost.iter().find(is_flushed) else { return Ok(()) };

@@ -18,6 +18,8 @@ const WINDOW_BYTES: usize = 1 << 20;
 const PACKET_BYTES: usize = 64 << 10;
 /// A sender that waits longer than this for a blocked link gives the connection up.
 const GIVE_UP_MS: u64 = 15_000;
+/// Whoever has a connection to a machine without power has noticed by then: what production sets, and a probe.
+const VANISHED_MS: u64 = milpa_host::net::VANISHED_AFTER.as_millis() as u64 + 1_000;
 /// Between two looks at packets that wait before a blocked link.
 const BLOCKED_RETRY_MS: u64 = 200;
 /// Connections that wait to be accepted.
@@ -104,6 +106,10 @@ enum Event {
     Look {
         connection: ConnectionId,
         to: usize,
+    },
+    /// Nobody has confirmed anything to either end.
+    Vanished {
+        connection: ConnectionId,
     },
 }
 
@@ -242,8 +248,11 @@ impl Wires {
         let mine: Vec<_> = mine.collect();
         let mut dropped = Vec::new();
         for (id, side) in mine {
-            if ending == Ending::Process {
-                self.send(id, side, Packet::Reset);
+            match ending {
+                Ending::Process => self.send(id, side, Packet::Reset),
+                Ending::Power => {
+                    self.schedule(self.now_ms + VANISHED_MS, Event::Vanished { connection: id });
+                }
             }
             self.let_go(id, side, &mut dropped);
         }
@@ -306,6 +315,7 @@ impl Wires {
                     woken.extend(waker);
                 }
                 Event::Look { connection, to } => self.look(connection, to, &mut woken),
+                Event::Vanished { connection } => self.give_up(connection, &mut woken),
             }
         }
         woken
@@ -351,14 +361,20 @@ impl Wires {
         }
         if stalled.front().is_some_and(|(_, since)| now_ms - since > GIVE_UP_MS) {
             stalled.clear();
-            self.counts.given_up += 1;
-            if let Some(end) = connection.ends.get_mut(1 - to) {
-                end.is_reset = true;
-                end.wake(woken);
-            }
+            self.give_up(id, woken);
             return;
         }
         self.schedule(now_ms + BLOCKED_RETRY_MS, Event::Look { connection: id, to });
+    }
+
+    /// Both ends have noticed that nothing passes: who waits for an answer sends probes.
+    fn give_up(&mut self, id: ConnectionId, woken: &mut Vec<Waker>) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        self.counts.given_up += 1;
+        for end in &mut connection.ends {
+            end.is_reset = true;
+            end.wake(woken);
+        }
     }
 
     fn deliver(&mut self, id: ConnectionId, to: usize, packet: Packet, woken: &mut Vec<Waker>) {

@@ -16,14 +16,13 @@ impl Content {
 
     /// Whether the file counts on these bytes to be on disk.
     pub(crate) fn is_flushed(&self, lost: Column, length: u64) -> bool {
-        let end = lost.offset.saturating_add(length);
-        self.segments.iter().any(|segment| {
-            let Some(its) = segment.column() else { return false };
-            let is_hit = (its.partition, its.extent) == (lost.partition, lost.extent)
-                && its.offset < end
-                && lost.offset < its.offset + segment.length;
-            is_hit && (segment.flushed || is_on_disk(&self.flushed, segment))
-        })
+        let is_flushed = |segment: &Segment| segment.flushed || is_on_disk(&self.flushed, segment);
+        self.segments.iter().any(|segment| overlaps(segment, lost, length) && is_flushed(segment))
+    }
+
+    /// Whether some of these bytes were written here, and the servers do not show them to anybody else yet.
+    pub(crate) fn is_own(&self, lost: Column, length: u64) -> bool {
+        self.unpublished.iter().any(|segment| overlaps(segment, lost, length))
     }
 
     /// What an fsync must have flushed by all members.
@@ -69,6 +68,15 @@ impl Content {
         unflushed.retain(|key, length| self.flushed.get(key).is_none_or(|done| done < length));
         self.unflushed = unflushed;
     }
+}
+
+/// Whether a segment has some of these bytes.
+fn overlaps(segment: &Segment, bytes: Column, length: u64) -> bool {
+    segment.column().is_some_and(|its| {
+        (its.partition, its.extent) == (bytes.partition, bytes.extent)
+            && its.offset < bytes.offset.saturating_add(length)
+            && bytes.offset < its.offset + segment.length
+    })
 }
 
 /// Whether all of a segment is below what is flushed of its extent.
