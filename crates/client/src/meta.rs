@@ -18,7 +18,7 @@ use crate::view::View;
 
 /// First wait for one answer: an election takes up to a second, so a silent node is left after that.
 const TRY_WAIT: Duration = Duration::from_secs(1);
-/// Longest wait for one answer, when earlier ones were in vain.
+/// Longest wait for one answer, when earlier ones were in vain. Not of a node that others know not to lead.
 pub(crate) const TRY_WAIT_MAX: Duration = Duration::from_secs(4);
 /// Redirections followed without a pause.
 const REDIRECTS_MAX: u32 = 3;
@@ -305,6 +305,8 @@ impl MetaClient {
         let mut redirected: Option<NodeId> = None;
         let mut redirects = 0;
         let mut patience = TRY_WAIT;
+        // Whom the last member that does not lead took for the leader.
+        let mut named: Option<Option<NodeId>> = None;
         let mut executed_maybe = false;
         loop {
             let view = self.core.views.current();
@@ -318,13 +320,18 @@ impl MetaClient {
                     After::Refresh
                 }
                 Some((partition, node, address)) => {
-                    let wait = retry.cap(patience);
+                    let may_lead = named.is_none_or(|leader| leader == Some(node));
+                    let wait = retry.cap(if may_lead { patience } else { TRY_WAIT });
                     let outcome = self.core.transport.meta(address, request, wait).await;
                     executed_maybe |= matches!(&outcome, Err(e) if e.outcome_unknown())
                         || matches!(&outcome, Ok(Err(MetaError::OutcomeUnknown)));
                     failed = Some(node);
-                    if matches!(outcome, Err(CallError::TimedOut { .. })) {
-                        patience = (patience * 2).min(TRY_WAIT_MAX);
+                    match &outcome {
+                        Err(CallError::TimedOut { .. }) => {
+                            patience = (patience * 2).min(TRY_WAIT_MAX);
+                        }
+                        Ok(Err(MetaError::NotLeader { leader })) => named = Some(*leader),
+                        _ => {}
                     }
                     self.judge(partition, node, address, outcome, executed_maybe, retry)
                 }

@@ -65,6 +65,39 @@ async fn a_hanging_leader_costs_little_once_another_is_elected() {
     assert!(started.elapsed() < Duration::from_millis(50), "the new leader is remembered");
 }
 
+/// Found by the simulation (seed 18411): the longer an election took, the longer the client waited for the node
+/// that was cut off, and not for the leader.
+#[tokio::test(start_paused = true)]
+async fn who_is_cut_off_is_not_waited_for_longer_while_others_elect() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let elected = Instant::now() + Duration::from_secs(8);
+    cluster.rule(move |call| match call {
+        Call::Meta(node, _) if *node == META[0] => Some(Fault::Hangs),
+        Call::Meta(..) if Instant::now() < elected => {
+            Some(Fault::Meta(milpa_types::MetaError::NotLeader { leader: None }))
+        }
+        _ => None,
+    });
+    cluster.lock().meta.leaders.insert(PartitionId(100), META[2]);
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+    assert!(elected.elapsed() < Duration::from_millis(1_500), "{:?}", elected.elapsed());
+}
+
+/// One that is slow, and leads as far as the others know, has its time.
+#[tokio::test(start_paused = true)]
+async fn a_slow_leader_is_waited_for() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    cluster.rule(|call| match call {
+        Call::Meta(node, MetaRequest::Write { .. }) if *node == META[0] => {
+            Some(Fault::Slow(Duration::from_millis(3_500)))
+        }
+        _ => None,
+    });
+    client.mkdir(InodeId::ROOT, &name("d"), OWNER).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_outage_longer_than_the_deadline_is_an_error_and_no_hang() {
     let cluster = Cluster::new();
