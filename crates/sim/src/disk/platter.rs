@@ -493,6 +493,8 @@ impl Platter {
         self.life += 1;
         self.effects.go_on();
         self.ordered.clear();
+        // The log has been read as it is: what is lost now stays so.
+        self.lost = None;
         self.locks.clear();
     }
 
