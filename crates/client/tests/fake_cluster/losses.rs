@@ -134,18 +134,25 @@ async fn what_is_written_over_lost_bytes_can_be_read() {
     assert!(there == [vec![0; 100_000], pattern(2, 5_000).to_vec()].concat(), "{}", there.len());
 }
 
+/// 300,000 bytes of one client are synced, and another one, which had opened the file before, has written over
+/// the middle third: its handle.
+async fn written_over_synced(client: &Client, other: &Client) -> HandleId {
+    let opened = create(client, "f").await;
+    let early = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.fsync(opened.handle, false).await.unwrap();
+    other.write(early.handle, 100_000, pattern(2, 100_000), false).await.unwrap();
+    early.handle
+}
+
 /// Found by the simulation (seed 195): a writer that had opened the file before another one's bytes were
 /// there put its own over them, unsynced, and power took these: the synced ones were gone as well.
 #[tokio::test(start_paused = true)]
 async fn synced_bytes_are_not_replaced_by_others_that_power_may_take() {
     let cluster = Cluster::new();
     let (client, other) = (cluster.client().await, cluster.client().await);
-    let opened = create(&client, "f").await;
-    let early = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
-    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
-    client.fsync(opened.handle, false).await.unwrap();
-    other.write(early.handle, 100_000, pattern(2, 100_000), false).await.unwrap();
-    other.flush(early.handle).await.unwrap();
+    let early = written_over_synced(&client, &other).await;
+    other.flush(early).await.unwrap();
     cluster.lock().data.cut_power();
     let (old, new) = (pattern(1, 300_000), pattern(2, 100_000));
     let there = read(&client, "/f").await;
@@ -158,11 +165,7 @@ async fn synced_bytes_are_not_replaced_by_others_that_power_may_take() {
 async fn who_wrote_over_synced_bytes_what_power_took_reads_no_zeros() {
     let cluster = Cluster::new();
     let (client, other) = (cluster.client().await, cluster.client().await);
-    let opened = create(&client, "f").await;
-    let early = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
-    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
-    client.fsync(opened.handle, false).await.unwrap();
-    other.write(early.handle, 100_000, pattern(2, 100_000), false).await.unwrap();
+    let early = written_over_synced(&client, &other).await;
     let is_busy = Arc::new(AtomicBool::new(true));
     let is_busy_now = Arc::clone(&is_busy);
     cluster.rule(move |call| match call {
@@ -174,13 +177,13 @@ async fn who_wrote_over_synced_bytes_what_power_took_reads_no_zeros() {
     let read_meanwhile = async {
         tokio::time::sleep(Duration::from_secs(1)).await;
         cluster.lock().data.cut_power();
-        other.read(early.handle, 90_000, 20_000).await
+        other.read(early, 90_000, 20_000).await
     };
-    let (closed, there) = tokio::join!(other.flush(early.handle), read_meanwhile);
+    let (closed, there) = tokio::join!(other.flush(early), read_meanwhile);
     assert!(matches!(there, Err(FsError::Lost(_))), "{there:?}");
     closed.unwrap_err();
     is_busy.store(false, Ordering::Relaxed);
-    other.fsync(early.handle, false).await.unwrap_err();
+    other.fsync(early, false).await.unwrap_err();
     let there = read(&other, "/f").await;
     assert!(there == pattern(1, 300_000), "{} bytes", there.len());
 }
