@@ -65,6 +65,8 @@ pub(super) struct State {
     pub(super) overwritten: bool,
     /// Bytes that no file refers to any more.
     pub(super) dead: Ranges,
+    /// How often bytes of a piece died, and others of it lived on, since the node's start.
+    pub(super) part_frees: u64,
     /// What the slots of doubtful blocks said before the log was repeated.
     pub(super) torn: BTreeMap<u64, Slot>,
     /// Counts changes of the file; compared with `flushed_writes`.

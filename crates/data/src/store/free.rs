@@ -119,6 +119,8 @@ fn note_dead(
     if let Ok(Some(header)) = header {
         is_new |= note_range(extent, header, start);
         start = header;
+    } else if is_new {
+        extent.state().part_frees += 1;
     }
     if is_new {
         plan.records.push(Record::Dead { extent: extent.id, start, end });

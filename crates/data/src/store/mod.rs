@@ -590,9 +590,9 @@ impl ExtentStore {
         let extents = read_lock(&self.extents);
         let held = |(id, extent): (&ExtentId, &Arc<Extent>)| {
             let state = extent.state();
-            // Pieces of a shared one are asked about one by one.
-            let dead = if id.is_small() { 0 } else { state.dead.iter().map(|(a, b)| b - a).sum() };
-            Held { extent: *id, length: state.length, dead }
+            let dead_bytes = || state.dead.iter().map(|(start, end)| end - start).sum();
+            let given_back = if id.is_small() { state.part_frees } else { dead_bytes() };
+            Held { extent: *id, length: state.length, given_back }
         };
         extents.iter().map(held).collect()
     }

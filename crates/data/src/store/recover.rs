@@ -272,6 +272,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
         sealed: header.sealed && !is_short,
         overwritten: header.overwritten,
         dead,
+        part_frees: 0,
         torn: BTreeMap::new(),
         writes: 1,
         flushed_writes: u64::from(header.sealed && header.floor == found.length),

@@ -194,6 +194,8 @@ impl State {
         let configuration =
             Configuration { epoch: Epoch(1), members, primary, learners: Vec::new() };
         let (replicas, created) = (new.replicas.clone(), BTreeSet::new());
+        // They take part in every append that is acknowledged, from the first one on.
+        self.whole.insert(id, configuration.members.iter().copied().collect());
         self.data.insert(id, DataRecord { id, volume, replicas, created, configuration });
         if let Some(record) = self.volumes.get_mut(&volume) {
             record.data.push(id);

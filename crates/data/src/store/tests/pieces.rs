@@ -81,6 +81,24 @@ fn live_pieces_are_those_that_are_not_freed() {
 
 /// Headers are never freed by name; if they did not die with their bytes, no block of a small
 /// extent could ever be punched.
+/// Simulation, seed 17102: the file got only the end of a piece, and gave it back. Of the beginning,
+/// which no file had, nobody was asked again.
+#[test]
+fn a_piece_that_dies_in_part_is_something_to_ask_about_again() {
+    let world = world();
+    let offsets: Vec<u64> =
+        (0..2).map(|inode| add(&world.store, inode, &pattern(inode, 1_500))).collect();
+    let before = world.store.held();
+    free(&world.store, offsets[0], 1_500);
+    assert_eq!(world.store.held(), before, "all of it");
+    free(&world.store, offsets[1] + 500, 1_000);
+    let after = world.store.held();
+    assert_ne!(after, before);
+    free(&world.store, offsets[1] + 500, 1_000);
+    free(&world.store, offsets[1], 1_500);
+    assert_eq!(world.store.held(), after, "nothing new, and the rest of it");
+}
+
 #[test]
 fn neighbours_that_die_give_back_the_blocks_between_them() {
     let world = world();
