@@ -242,6 +242,28 @@ fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32
     assert_eq!(world.log.apply(command), Applied::Done);
 }
 
+/// Simulation, seed 30235: the two others had let go of it, and one of these did not know it yet. The blank
+/// one voted for that one, and what had been committed without it was overwritten.
+#[test]
+fn who_was_lost_is_not_made_again_while_a_member_still_counts_it() {
+    let mut world = settled();
+    let (lost, behind, partition) = (NodeId(106), NodeId(104), PartitionId(4));
+    let before = world.data_record(4).configuration.clone();
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let adopted = world.data_record(4).configuration.clone();
+    world.data.get_mut(&lost).unwrap().remove(&partition);
+    let tell = |world: &mut World, configuration: &Configuration| {
+        let report = world.data.get_mut(&behind).unwrap().get_mut(&partition).unwrap();
+        report.configuration = configuration.clone();
+    };
+    tell(&mut world, &before);
+    world.wait(10_000);
+    assert!(!world.data[&lost].contains_key(&partition));
+    tell(&mut world, &adopted);
+    world.wait(10_000);
+    assert!(world.data[&lost].contains_key(&partition));
+}
+
 #[test]
 fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     let mut world = settled();
