@@ -154,12 +154,16 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     Some(Step::SetMembers { partition, voters, learners: joining, ask })
 }
 
-/// Whether the partition has all its replicas, in service and current.
+/// Whether the partition has all its replicas, in service and current, and each knows the others: only then
+/// may one that was taken out be deleted. Made again later it would remember nothing, and whoever still
+/// counted it as a voter could be elected by it.
 #[must_use]
 pub fn is_whole(view: View<'_>, record: &MetaRecord) -> bool {
     let Some((leader, report)) = leader_report(view, record) else { return false };
+    let own_report = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
     let serves = |node: &NodeId| {
         meta_place(view, record, *node) == Place::Good
+            && own_report(*node).is_some_and(|own| has_members(own, &record.members))
             && (*node == leader || report.current.contains(node))
     };
     has_members(report, &record.members)

@@ -419,6 +419,27 @@ fn a_damaged_meta_replica_is_replaced_and_then_deleted() {
     assert!(record.members.contains(&NodeId(104)) && !world.meta[&node].contains_key(&partition));
 }
 
+/// As `who_was_lost_is_not_made_again_while_a_member_still_counts_it`: nobody is made where something is.
+#[test]
+fn a_meta_replica_that_was_taken_out_stays_while_a_member_still_counts_it() {
+    let mut world = roomy(4, 3);
+    let (node, behind, partition) = (NodeId(103), NodeId(102), PartitionId(1));
+    damage(&mut world, node, partition);
+    let knows = |world: &mut World, voters: Vec<NodeId>| {
+        world.meta.get_mut(&behind).unwrap().get_mut(&partition).unwrap().voters = voters;
+    };
+    for _ in 0..100 {
+        if world.log.state.meta_partition(partition).unwrap().members.contains(&NodeId(104)) {
+            knows(&mut world, nodes(&[101, 102, 103]));
+        }
+        world.pass();
+        assert!(world.meta[&node].contains_key(&partition));
+    }
+    knows(&mut world, nodes(&[101, 102, 104]));
+    world.settle();
+    assert!(!world.meta[&node].contains_key(&partition));
+}
+
 #[test]
 fn a_damaged_meta_replica_goes_with_its_volume() {
     let mut world = roomy(3, 3);
