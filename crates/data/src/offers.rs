@@ -23,9 +23,9 @@ pub struct Held {
     pub extent: ExtentId,
     /// Bytes, dead ones included.
     pub length: u64,
-    /// Grows when files give bytes back and may leave some that nobody names: dead bytes; of a shared
-    /// extent, how often a piece died in part (each of those that live is asked about anyway).
-    pub given_back: u64,
+    /// How often a file gave bytes of it back and may have left some that nobody names. Of a shared extent
+    /// only if their piece did not die with them.
+    pub part_frees: u64,
 }
 
 /// What is known of one extent.
@@ -100,7 +100,7 @@ impl Offers {
                 Progress { held, quiet_since_ms: now_ms, from, waiting, is_kept, ask_ms: 0 };
             let mut progress = self.extents.get(&held.extent).copied().unwrap_or(fresh);
             if progress.held != held {
-                if progress.held.given_back != held.given_back {
+                if progress.held.part_frees != held.part_frees {
                     // Perhaps all that the file had, and nobody names those that it never had.
                     progress = Progress { ask_ms: progress.ask_ms, ..fresh };
                 }
@@ -149,7 +149,7 @@ mod tests {
     const B: ExtentId = ExtentId(2);
 
     fn held(extent: ExtentId, length: u64) -> Held {
-        Held { extent, length, given_back: 0 }
+        Held { extent, length, part_frees: 0 }
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
             offers.due(&[held(extent, 10)], 0, SILENT, 9);
             offers.answered(extent, Outcome::UpTo(7), 0);
             offers.answered(extent, Outcome::Settled, 0);
-            let freed = [Held { given_back: 1, ..held(extent, 10) }];
+            let freed = [Held { part_frees: 1, ..held(extent, 10) }];
             assert_eq!(offers.due(&freed, SILENT, SILENT, 9), vec![], "not yet quiet");
             assert_eq!(offers.due(&freed, 2 * SILENT, SILENT, 9), vec![(extent, 0)]);
         }

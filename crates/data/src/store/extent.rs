@@ -65,7 +65,8 @@ pub(super) struct State {
     pub(super) overwritten: bool,
     /// Bytes that no file refers to any more.
     pub(super) dead: Ranges,
-    /// How often bytes of a piece died, and others of it lived on, since the node's start.
+    /// How often bytes died, and others that were written with them (of a piece, if it has any) lived
+    /// on, since the node's start.
     pub(super) part_frees: u64,
     /// What the slots of doubtful blocks said before the log was repeated.
     pub(super) torn: BTreeMap<u64, Slot>,

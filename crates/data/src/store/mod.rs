@@ -590,9 +590,7 @@ impl ExtentStore {
         let extents = read_lock(&self.extents);
         let held = |(id, extent): (&ExtentId, &Arc<Extent>)| {
             let state = extent.state();
-            let dead_bytes = || state.dead.iter().map(|(start, end)| end - start).sum();
-            let given_back = if id.is_small() { state.part_frees } else { dead_bytes() };
-            Held { extent: *id, length: state.length, given_back }
+            Held { extent: *id, length: state.length, part_frees: state.part_frees }
         };
         extents.iter().map(held).collect()
     }

@@ -79,8 +79,6 @@ fn live_pieces_are_those_that_are_not_freed() {
     assert_eq!(world.store.extent_count(), 0, "all dead and sealed: removed");
 }
 
-/// Headers are never freed by name; if they did not die with their bytes, no block of a small
-/// extent could ever be punched.
 /// Simulation, seed 17102: the file got only the end of a piece, and gave it back. Of the beginning,
 /// which no file had, nobody was asked again.
 #[test]
@@ -99,6 +97,8 @@ fn a_piece_that_dies_in_part_is_something_to_ask_about_again() {
     assert_eq!(world.store.held(), after, "nothing new, and the rest of it");
 }
 
+/// Headers are never freed by name; if they did not die with their bytes, no block of a small
+/// extent could ever be punched.
 #[test]
 fn neighbours_that_die_give_back_the_blocks_between_them() {
     let world = world();
