@@ -42,7 +42,7 @@ pub(super) enum Doubt {
 }
 
 impl Chunk {
-    fn without(lost: u64, fence: u64) -> Chunk {
+    pub(super) fn without(lost: u64, fence: u64) -> Chunk {
         Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
     }
 

@@ -22,6 +22,7 @@ mod doubt;
 mod fetch;
 mod fill;
 mod freed;
+mod gaps;
 mod heartbeat;
 mod leave;
 mod licence;

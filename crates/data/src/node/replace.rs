@@ -229,7 +229,7 @@ impl Filling {
     }
 }
 
-fn replace_chunk(
+pub(super) fn replace_chunk(
     store: &ExtentStore,
     extent: ExtentId,
     at: u64,

@@ -2,7 +2,8 @@
 //!
 //! The snapshot of a partition is its extents as they are. The leader only names an index; the
 //! follower copies every extent that the leader has marked as overwritten, from a replica that
-//! has applied at least that index. What it lacks besides is filled by alignment.
+//! has applied at least that index; what the leader lacks, from another one (`gaps`). What the follower lacks
+//! besides is filled by alignment.
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::store::StoreError;
 
 use super::disk::Disk;
 use super::fill::Filling;
+use super::gaps::{self, States};
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
@@ -99,7 +101,10 @@ async fn copy(
     snapshot: &SnapshotDescriptor,
 ) -> Result<Copied, DataError> {
     let configuration = configuration_with_us(filling, leader).await?;
-    let (mut after, mut left) = (None, Vec::new());
+    let index = snapshot.position.index;
+    // Before the leader's: what grows here meanwhile was not overwritten before.
+    let own = states_here(filling).await?;
+    let (mut after, mut left, mut led) = (None, Vec::new(), States::new());
     loop {
         let request = DataRequest::ExtentInfo {
             partition: filling.partition,
@@ -109,16 +114,22 @@ async fn copy(
         };
         let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
         let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
-        for state in page.iter().filter(|state| state.overwritten) {
-            let blocks = copy_extent(filling, leader, state, snapshot.position.index).await?;
-            left.extend(blocks.into_iter().map(|block| (state.extent, block)));
+        let (count, last) = (page.len(), page.last().map(|state| state.extent));
+        for mut state in page {
+            if state.overwritten {
+                match copy_extent(filling, leader, &state, index).await? {
+                    Some(blocks) => left.extend(blocks.into_iter().map(|it| (state.extent, it))),
+                    None => state.length = 0,
+                }
+            }
+            led.insert(state.extent, state);
         }
-        let last = page.last().map(|state| state.extent);
-        if page.len() < EXTENT_STATES_MAX || last <= after {
+        if count < EXTENT_STATES_MAX || last <= after {
             break;
         }
         after = last;
     }
+    left.extend(gaps::close(filling, (leader, index), &configuration, &own, &led).await?);
     let store = filling.store.clone();
     let flushed = filling.shared.run_slow(filling.disk, move || store.flush_all()).await;
     flushed.ok_or(DataError::Busy)?.map_err(DataError::from)?;
@@ -129,30 +140,37 @@ async fn copy(
     Ok(Copied { configuration, left })
 }
 
+async fn states_here(filling: &Filling) -> Result<States, DataError> {
+    let store = filling.store.clone();
+    let states = filling.shared.run_slow(filling.disk, move || store.states(&[])).await;
+    let states = states.ok_or(DataError::Busy)?;
+    Ok(states.into_iter().map(|state| (state.extent, state)).collect())
+}
+
+/// The blocks that the leader could not give; `None` if it has nothing of the extent any more.
 async fn copy_extent(
     filling: &Filling,
     leader: NodeId,
     state: &ExtentState,
     index: u64,
-) -> Result<Vec<u64>, DataError> {
+) -> Result<Option<Vec<u64>>, DataError> {
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
     let mark = move || store.mark_overwritten(extent);
     match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
         Ok(()) => {}
         // Missing here: alignment brings all of it, from somebody who is as far in the log.
-        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),
+        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Some(Vec::new())),
         Err(error) => return Err(error.into()),
     }
     match filling.replace_all(extent, state.length, leader, index).await {
-        // Removed at the leader meanwhile.
-        Err(DataError::NotHere | DataError::NoExtent) => Ok(Vec::new()),
+        Err(DataError::NotHere | DataError::NoExtent) => Ok(None),
         Err(error) => {
             tracing::info!(partition = %filling.partition, %extent, %error,
                 "an extent of the snapshot could not be copied");
             Err(error)
         }
-        copied => copied,
+        copied => copied.map(Some),
     }
 }
 
