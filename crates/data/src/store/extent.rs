@@ -101,10 +101,13 @@ impl State {
 
     /// Whether all bytes of a block are dead, and no more will be added to it.
     pub(super) fn is_freed(&self, block: u64) -> bool {
+        let is_full = (block + 1) * BLOCK_BYTES <= self.length;
+        (is_full || self.sealed) && self.is_dead(block)
+    }
+
+    /// Whether all bytes of a block are dead.
+    pub(super) fn is_dead(&self, block: u64) -> bool {
         let (start, end) = (block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
-        if end > self.length && !self.sealed {
-            return false;
-        }
         !self.dead.is_empty() && self.dead.covers(start, end.min(self.length))
     }
 

@@ -133,6 +133,13 @@ pub(super) fn read_blocks(
     };
     let failed = |source| StoreError::ReadFailed { block: first, source };
     let mut slots = extent.slots(&store.disk, file, first, count).map_err(failed)?;
+    // Freed, and the record of it is lost: a repair learns it from others. Looked at anew, as what is freed meanwhile
+    // is dead before its slots say so.
+    for (block, slot) in (first..).zip(&mut slots) {
+        if matches!(slot, Slot::Freed { .. }) && !extent.state().is_dead(block) {
+            *slot = Slot::Damaged;
+        }
+    }
     let mut put = |block: u64, slot: Slot| {
         let index = block.checked_sub(first).and_then(|index| usize::try_from(index).ok());
         if let Some(target) = index.and_then(|index| slots.get_mut(index)) {
