@@ -18,7 +18,7 @@ pub fn all() -> Vec<Decoder> {
     let mut all = crate::store::decoders::all();
     all.extend([
         Decoder {
-            name: "partition-state-2",
+            name: "partition-state-3",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -48,6 +48,7 @@ fn state(seed: u64) -> Vec<u8> {
             snapshot: Some(SnapshotDescriptor { position, members }),
             ids_until: 16,
             relaxed: false,
+            configured: LogPosition { term: 5, index: 97 },
         },
         _ => generate(seed),
     }
@@ -114,9 +115,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_format_of_a_partition_s_state_is_read() {
-        let golden = include_bytes!("../golden/partition-state");
-        assert_eq!(PartitionState::decode(golden).unwrap().encode(), state(0));
+    fn the_first_formats_of_a_partition_s_state_are_read() {
+        let now = PartitionState::decode(&state(0)).unwrap();
+        let then = PartitionState { configured: LogPosition::default(), ..now };
+        let first = include_bytes!("../golden/partition-state");
+        assert_eq!(PartitionState::decode(first), Ok(then.clone()));
+        let second = include_bytes!("../golden/partition-state-2");
+        assert_eq!(PartitionState::decode(second), Ok(then));
     }
 
     #[test]

@@ -179,6 +179,9 @@ pub struct GroupStart {
     /// The state machine's own durable snapshot, if it keeps any. Needed when a snapshot had been
     /// fetched and activated but `snapshot_installed` had not reached the log before a crash.
     pub snapshot: Option<SnapshotDescriptor>,
+    /// An entry that the owner has seen come out of the log, if it remembers one beyond `applied`. The log may have
+    /// forgotten that it is committed, and a group that waits for a lost member is told by nobody.
+    pub delivered: Option<LogPosition>,
 }
 
 /// Why a proposal was not taken. Nothing was written in any of these cases.

@@ -110,6 +110,7 @@ impl Disk {
             return self.entry_applied(id, position, None, Ok(()));
         }
         partition.state.configuration = wanted.clone();
+        partition.state.configured = position;
         // Whom to hear does not wait for a disk that may be full.
         self.driver.multi.set_roster(id, wanted.epoch, &wanted.members);
         self.save_state(

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use milpa_host::disk as files;
 use milpa_host::rpc::Reply;
-use milpa_raft::{GroupStart, Role as RaftRole};
+use milpa_raft::{GroupStart, LogPosition, Role as RaftRole};
 use milpa_types::{DataError, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::CreateDataPartition;
 use tokio::sync::oneshot::{Receiver, channel};
@@ -60,7 +60,8 @@ pub(crate) fn limits(config: &DataNodeConfig) -> Limits {
 
 /// Where a group goes on.
 pub(crate) fn group_start(state: &PartitionState) -> GroupStart {
-    GroupStart { applied: state.applied, snapshot: state.snapshot.clone() }
+    let (applied, snapshot) = (state.applied, state.snapshot.clone());
+    GroupStart { applied, snapshot, delivered: Some(state.configured) }
 }
 
 /// Whether this replica founds its group, or joins one that exists.
@@ -180,6 +181,7 @@ impl Disk {
             snapshot: None,
             ids_until: IDS_AT_START,
             relaxed: create.relaxed,
+            configured: LogPosition::default(),
         };
         // Small, rare, and before anybody may rely on it: written on this thread.
         state.save(&self.states).map_err(|error| error.to_string())?;

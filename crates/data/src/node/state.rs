@@ -6,26 +6,29 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLPS"
-//!      4    4 format, 2
+//!      4    4 format, 3
 //!      8    4 CRC32C of all else
 //!     12    . the state, encoded
 //! ```
 //!
-//! In format 1 the checksum covered the state alone.
+//! In format 1 the checksum covered the state alone; up to format 2 the state ended before `configured`.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use milpa_host::disk;
-use milpa_raft::SnapshotDescriptor;
+use milpa_raft::{LogPosition, SnapshotDescriptor};
 use milpa_types::{PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
 use milpa_wire::frame::crc32c;
 use serde::{Deserialize, Serialize};
 
 const MAGIC: [u8; 4] = *b"MLPS";
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// Its states are shorter.
+const SECOND_FORMAT: u32 = 2;
+/// So are its states, and their checksum covers less.
 const FIRST_FORMAT: u32 = 1;
 const HEADER_BYTES: usize = 12;
 
@@ -47,6 +50,9 @@ pub(crate) struct PartitionState {
     pub ids_until: u32,
     /// The volume's overwrites may be acknowledged from memory.
     pub relaxed: bool,
+    /// Where in the log the configuration came from; nowhere, if it was given with the replica or
+    /// with a snapshot.
+    pub configured: LogPosition,
 }
 
 /// Where the state of a partition lies.
@@ -70,15 +76,24 @@ impl PartitionState {
     pub fn decode(bytes: &[u8]) -> Result<PartitionState, BadState> {
         let (header, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(BadState::Damaged)?;
         let word = |at: usize| header.get(at..at + 4).unwrap_or_default();
-        let is_first = word(4) == FIRST_FORMAT.to_le_bytes();
-        let covered = if is_first { body.to_vec() } else { [&header[..8], body].concat() };
+        let is_of = |format: u32| word(4) == format.to_le_bytes();
+        let covered =
+            if is_of(FIRST_FORMAT) { body.to_vec() } else { [&header[..8], body].concat() };
         if word(8) != crc32c(&covered).to_le_bytes() {
             return Err(BadState::Damaged);
         }
-        if word(0) != MAGIC || !is_first && word(4) != FORMAT.to_le_bytes() {
+        if word(0) != MAGIC {
             return Err(BadState::Version);
         }
-        milpa_wire::decode(body).map_err(|_| BadState::Version)
+        let state = if is_of(FORMAT) {
+            milpa_wire::decode(body)
+        } else if is_of(FIRST_FORMAT) || is_of(SECOND_FORMAT) {
+            let nowhere = milpa_wire::encode(&LogPosition::default());
+            milpa_wire::decode(&[body, &nowhere].concat())
+        } else {
+            return Err(BadState::Version);
+        };
+        state.map_err(|_| BadState::Version)
     }
 }
 
@@ -151,6 +166,7 @@ mod tests {
             snapshot: None,
             ids_until: 16,
             relaxed: false,
+            configured: LogPosition { term: 2, index: 90 },
         }
     }
 
@@ -191,7 +207,7 @@ mod tests {
         load_all(directory.path()).unwrap_err();
         std::fs::remove_file(directory.path().join("8")).unwrap();
         let mut newer = state().encode();
-        newer[4] = 3;
+        newer[4] = 4;
         let crc = crc32c(&[&newer[..8], &newer[12..]].concat());
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
         std::fs::write(&path, newer).unwrap();

@@ -427,9 +427,16 @@ fn a_log_that_waits_for_a_member_and_a_block_that_waits_for_the_log_do_not_wait_
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
         cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..3_000]).await;
         cluster.kill_node(3).await;
-        cluster.overwrite_until_trimmed(&[1, 2], 1, extent).await;
-        cluster.configure(configuration(2, &[1, 3]), &[1]).await;
-        cluster.kill_node(2).await;
+        let early = tempfile::tempdir().unwrap();
+        cluster.copy_directory(3, early.path());
+        cluster.start_node(3).await;
+        cluster.overwrite_until_trimmed(&[1, 2, 3], 1, extent).await;
+        cluster.configure(configuration(2, &[1, 3]), &[1, 3]).await;
+        for node in [2, 3] {
+            cluster.kill_node(node).await;
+        }
+        // What its disk has promised since then is lost.
+        cluster.put_back_disk(3, early.path());
         // In the log, and not committed without the one that is away.
         let patch = bytes[..100].to_vec();
         let waiting = cluster.try_overwrite(&[1], 2, extent, 290_000, &patch);

@@ -294,6 +294,16 @@ impl Cluster {
         copy(from, &directory);
     }
 
+    /// Puts what a copy has of partitions in the place of a node's, and leaves it its life: its disk has lied for long.
+    pub fn put_back_disk(&self, node: u32, from: &Path) {
+        for place in ["partitions", "raft", "states"] {
+            let place = format!("disk{}/{place}", disk_of(node));
+            let to = self.base.path().join(format!("node{node}")).join(&place);
+            std::fs::remove_dir_all(&to).unwrap();
+            copy(&from.join(&place), &to);
+        }
+    }
+
     /// Starts a node that must end before it serves; says why it did.
     pub async fn start_in_vain(&self, node: u32) -> String {
         let config = self.config(node);

@@ -299,12 +299,17 @@ fn begin(
 ) -> Result<(State, RaftDriver, Checkpoints), RunError> {
     let is_new = opened.is_new();
     let start = match &opened.loaded {
-        Some((state, descriptor)) => {
-            Some(GroupStart { applied: state.applied(), snapshot: Some(descriptor.clone()) })
-        }
+        Some((state, descriptor)) => Some(GroupStart {
+            applied: state.applied(),
+            snapshot: Some(descriptor.clone()),
+            delivered: None,
+        }),
         // Before the first checkpoint: an empty state stands for all that was before the log.
-        None => held(&opened.recovered)
-            .map(|group| GroupStart { applied: group.mark.index, snapshot: None }),
+        None => held(&opened.recovered).map(|group| GroupStart {
+            applied: group.mark.index,
+            snapshot: None,
+            delivered: None,
+        }),
     };
     let Opened { wal, recovered, store, loaded } = opened;
     let seed = entropy::u64().map_err(RunError::Entropy)?;

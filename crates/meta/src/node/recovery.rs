@@ -184,12 +184,18 @@ impl Shell {
 
 fn start_of(one: &Loaded) -> GroupStart {
     match &one.snapshot {
-        Some((descriptor, _)) => {
-            GroupStart { applied: descriptor.position.index, snapshot: Some(descriptor.clone()) }
-        }
+        Some((descriptor, _)) => GroupStart {
+            applied: descriptor.position.index,
+            snapshot: Some(descriptor.clone()),
+            delivered: None,
+        },
         None => {
             let joins = one.definition.as_ref().is_some_and(|definition| definition.joins);
-            GroupStart { applied: if joins { 0 } else { FOUNDED.index }, snapshot: None }
+            GroupStart {
+                applied: if joins { 0 } else { FOUNDED.index },
+                snapshot: None,
+                delivered: None,
+            }
         }
     }
 }

@@ -340,6 +340,10 @@ impl Group {
         if self.raw.raft.has_pending_conf() || self.present.is_joint() {
             return Err(ProposeError::Busy { group: self.id });
         }
+        let leaves = |voter| !change.voters.contains(voter);
+        if self.present.voters.iter().any(leaves) && !self.have_committed(&change.voters) {
+            return Err(ProposeError::Busy { group: self.id });
+        }
         let change = Change::between(&self.present, change, context);
         if change.steps.is_empty() {
             return Err(ProposeError::BadChange { group: self.id, reason: "nothing to change" });
@@ -351,6 +355,19 @@ impl Group {
             .propose_conf_change(bytes, change.to_raft())
             .map_err(|_| ProposeError::Busy { group: self.id })?;
         Ok(self.last())
+    }
+
+    /// Whether all of these who vote already have what is committed. If not, those who leave may be needed to commit
+    /// that they do: what was committed with them, and then the change itself, would be on fewer disks of
+    /// those who stay than one that is lost may take with it.
+    fn have_committed(&self, staying: &[NodeId]) -> bool {
+        let raft = &self.raw.raft;
+        let voting = staying.iter().filter(|node| self.present.voters.contains(node));
+        let mut others = voting.filter(|node| **node != self.node);
+        others.all(|node| {
+            let progress = raft.prs().get(raft_id(*node));
+            progress.is_some_and(|progress| progress.matched >= raft.raft_log.committed)
+        })
     }
 
     pub(crate) fn read_index(&mut self, context: u64) -> Result<(), ProposeError> {

@@ -139,6 +139,10 @@ impl MultiRaft {
         if applied > newer.map_or(last, |snapshot| snapshot.position.index) {
             return Err(RecoverError::LogTooShort { applied, last });
         }
+        let delivered = start.and_then(|start| start.delivered).filter(|delivered| {
+            newer.is_none() && recovered.term_at(delivered.index) == Some(delivered.term)
+        });
+        let delivered = delivered.map_or(0, |delivered| delivered.index);
         let (mark, members) = match newer {
             Some(snapshot) => (snapshot.position, snapshot.members.clone()),
             None => (recovered.mark, recovered.members),
@@ -152,8 +156,8 @@ impl MultiRaft {
         let hard = HardState {
             term: recovered.term.max(mark.term),
             vote: vote.map_or(raft::INVALID_ID, raft_id),
-            // What was applied had been committed, whether or not the log was told.
-            commit: recovered.commit.max(applied).max(mark.index),
+            // What came out of the log had been committed, whether or not the log was told.
+            commit: recovered.commit.max(applied).max(delivered).max(mark.index),
             ..HardState::default()
         };
         let mut log = MemLog::new(mark, members.clone(), hard, entries);

@@ -21,7 +21,9 @@ fn a_founder_that_is_removed_at_once_asks_for_no_votes() {
         world.until("a leader", |world| world.leader(1) == Some(0));
         let led_ms = world.now_ms;
         let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
-        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.until("all have what is committed", |world| {
+            world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
+        });
         world.until("the removal", |world| {
             !world.multi(0).status(group).unwrap().members.contains(NodeId(0))
         });

@@ -129,7 +129,8 @@ impl World {
                 position: LogPosition { term, index: machine.index },
                 members: machine.members.clone(),
             };
-            (group, GroupStart { applied: machine.index, snapshot: Some(snapshot) })
+            let snapshot = Some(snapshot);
+            (group, GroupStart { applied: machine.index, snapshot, ..GroupStart::default() })
         });
         let starts = starts.filter(|(_, start)| start.applied > 1).collect();
         let refused = multi.recover(recovered, &starts, self.now_ms);
