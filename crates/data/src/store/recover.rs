@@ -392,13 +392,18 @@ impl Scan<'_> {
         };
         let tail = tail_in(&self.header, block);
         match (slot, tail) {
-            (Slot::Freed { length }, _) => return known(length),
             // Freed bytes were there and are perhaps punched: their number is all that counts. A
             // dead range alone proves nothing: it may be of bytes that never came here.
-            (Slot::Live { length, .. } | Slot::Marked { length, .. }, _)
-                if self.dead.covers(start, start + u64::from(length)) =>
-            {
+            (
+                Slot::Live { length, .. } | Slot::Marked { length, .. } | Slot::Freed { length },
+                _,
+            ) if self.dead.covers(start, start + u64::from(length)) => {
                 return known(length);
+            }
+            // The record of it is lost.
+            (Slot::Freed { length }, _) => {
+                let (length, sum) = known(length);
+                return (length, Sum { mark: Some(Mark::Damaged), ..sum });
             }
             (Slot::Marked { mark: Mark::Damaged, crc, length }, _) => {
                 return (length.into(), Sum { crc, mark: Some(Mark::Damaged) });

@@ -13,28 +13,32 @@ use super::*;
 #[test]
 fn what_was_freed_is_not_served_as_zeros_though_the_record_of_it_is_lost() {
     let world = World::with_extent();
-    let bytes = pattern(1, 5 * BLOCK);
+    let bytes = pattern(1, 5 * BLOCK + 1_000);
     world.append(&bytes).unwrap();
+    world.store.seal(LARGE, bytes.len() as u64).unwrap();
     world.flush().unwrap();
-    world.free(4_096, 8_192);
+    let free = |world: &World| {
+        world.free(4_096, 8_192);
+        world.free(20_480, 1_000);
+    };
+    free(&world);
     let log = world.files.open(&directory().join("freed")).unwrap();
     let length = log.length().unwrap();
     log.write_at(&vec![0; length as usize], 0).unwrap();
     let world = world.kill();
     assert_eq!(world.store.freed(&[LARGE], 9), [], "it is lost");
     assert_eq!(world.read(0, BLOCK).unwrap(), bytes[..BLOCK]);
-    for block in [1, 2] {
-        let at = block * BLOCK_BYTES;
-        assert!(
-            matches!(world.read(at, BLOCK), Err(StoreError::Corrupt { block: b }) if b == block)
-        );
-        let repair = world.store.read_for_repair(LARGE, at, BLOCK_BYTES);
-        assert!(matches!(repair, Err(StoreError::Corrupt { block: b }) if b == block));
+    for (lost, length) in [(1, BLOCK), (2, BLOCK), (5, 1_000)] {
+        let is_damaged = |error| matches!(error, StoreError::Corrupt { block } if block == lost);
+        let at = lost * BLOCK_BYTES;
+        assert!(world.read(at, length).is_err_and(is_damaged), "{lost}");
+        let repair = world.store.read_for_repair(LARGE, at, length as u64);
+        assert!(repair.is_err_and(is_damaged), "{lost}");
     }
-    assert_eq!(world.store.verify(LARGE, 0, 5).unwrap().damaged, [1, 2]);
+    assert_eq!(world.store.verify(LARGE, 0, 6).unwrap().damaged, [1, 2, 5]);
     // Others have the record.
-    world.free(4_096, 8_192);
-    assert!(world.store.verify(LARGE, 0, 5).unwrap().damaged.is_empty());
+    free(&world);
+    assert!(world.store.verify(LARGE, 0, 6).unwrap().damaged.is_empty());
 }
 
 /// An extent of five blocks with a freed one, flushed.
