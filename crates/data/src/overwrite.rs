@@ -115,7 +115,20 @@ impl Applying {
     /// Whether the extent has bytes that a committed overwrite has replaced.
     #[must_use]
     pub fn is_hindered(&self, extent: ExtentId) -> bool {
-        self.hindered.values().any(|hindered| *hindered == extent)
+        self.first_hindered(extent).is_some()
+    }
+
+    /// The first overwrite of the extent that the disk could not do.
+    #[must_use]
+    pub fn first_hindered(&self, extent: ExtentId) -> Option<u64> {
+        self.hindered.iter().find(|(_, hindered)| **hindered == extent).map(|(index, _)| *index)
+    }
+
+    /// Whether an overwrite may be done again, with all that were handed to the disk behind it: not if
+    /// a snapshot stands for it.
+    #[must_use]
+    pub fn may_repeat(&self, index: u64) -> bool {
+        index > self.covered
     }
 
     /// An entry is applied. Returns whether the applied index moved.

@@ -23,6 +23,7 @@ mod fetch;
 mod fill;
 mod freed;
 mod gaps;
+mod handed;
 mod heartbeat;
 mod leave;
 mod licence;

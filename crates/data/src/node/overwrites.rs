@@ -32,13 +32,23 @@ const REPAIR_PAUSE: Duration = Duration::from_millis(100);
 const REFUSALS_MAX: u32 = 600;
 
 /// An overwrite that came out of the log.
-struct CommittedOverwrite {
-    extent: ExtentId,
+pub(super) struct CommittedOverwrite {
+    pub extent: ExtentId,
     offset: u64,
-    bytes: Bytes,
+    pub bytes: Bytes,
     checksums: Vec<u32>,
-    /// How often in a row no other replica had what this one could not do.
-    refusals: u32,
+    overwriting: Overwriting,
+}
+
+impl CommittedOverwrite {
+    pub fn new(
+        (extent, offset): (ExtentId, u64),
+        bytes: Bytes,
+        checksums: Vec<u32>,
+        overwriting: Overwriting,
+    ) -> CommittedOverwrite {
+        CommittedOverwrite { extent, offset, bytes, checksums, overwriting }
+    }
 }
 
 /// How applying an overwrite went on a disk thread.
@@ -153,8 +163,13 @@ impl Disk {
             Payload::Data(data) => match decode_entry(&data) {
                 Some((EntryHead::Overwrite { extent, offset, checksums }, bytes)) => {
                     partition.applying.borrow_mut().begin(index, Some(extent));
-                    let it = CommittedOverwrite { extent, offset, bytes, checksums, refusals: 0 };
-                    return self.apply_overwrite(id, entry.position, it);
+                    let overwriting = match index <= partition.repeated_until {
+                        true => Overwriting::Repeated,
+                        false => Overwriting::New,
+                    };
+                    let place = (extent, offset);
+                    let it = CommittedOverwrite::new(place, bytes, checksums, overwriting);
+                    return self.apply_overwrite(id, entry.position, Arc::new(it), Vec::new(), 0);
                 }
                 Some((EntryHead::Configure(configuration), _)) => Some(configuration),
                 None => {
@@ -170,17 +185,24 @@ impl Disk {
         }
     }
 
-    fn apply_overwrite(&mut self, id: PartitionId, position: LogPosition, it: CommittedOverwrite) {
-        let Some(partition) = self.partitions.get(&id) else { return };
+    /// Applies an overwrite, and once more those that were applied behind it.
+    fn apply_overwrite(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        it: Arc<CommittedOverwrite>,
+        behind: Vec<Arc<CommittedOverwrite>>,
+        refusals: u32,
+    ) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        partition.handed.hand(position.index, &it);
         let store = Arc::clone(&partition.store);
-        let repeated = position.index <= partition.repeated_until;
-        let overwriting = if repeated { Overwriting::Repeated } else { Overwriting::New };
         let extent = it.extent;
         let blocks =
             it.offset / BLOCK_BYTES..(it.offset + it.bytes.len() as u64).div_ceil(BLOCK_BYTES);
         self.workers.ordered(
             (id, extent),
-            move || (apply(&store, &it, overwriting), it),
+            move || (apply_all(&store, &it, &behind), it),
             move |disk, (applied, it)| match applied {
                 Applied::Done(damaged) => {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
@@ -197,7 +219,7 @@ impl Disk {
                     if let Some(partition) = disk.partitions.get(&id) {
                         partition.applying.borrow_mut().hinder(position.index, extent);
                     }
-                    disk.repair_until_done(id, position, it);
+                    disk.repair_until_done(id, position, it, refusals);
                 }
                 // The fence is up: everybody is told elsewhere, and the log keeps the entry.
                 Applied::Failed => {}
@@ -212,7 +234,8 @@ impl Disk {
         &mut self,
         id: PartitionId,
         position: LogPosition,
-        mut it: CommittedOverwrite,
+        it: Arc<CommittedOverwrite>,
+        refusals: u32,
     ) {
         let (extent, range) = (it.extent, (it.offset, it.bytes.len() as u64));
         self.repair_then(id, extent, range, position.index, move |disk, repaired| {
@@ -221,14 +244,15 @@ impl Disk {
             };
             tracing::debug!(partition = %id, %extent, %error, "an overwrite waits for another replica");
             let is_nowhere = matches!(error, DataError::Doubtful { .. });
-            it.refusals = if is_nowhere { it.refusals + 1 } else { 0 };
-            if it.refusals >= REFUSALS_MAX {
+            // In a row.
+            let refusals = if is_nowhere { refusals + 1 } else { 0 };
+            if refusals >= REFUSALS_MAX {
                 return disk.lose_overwritten(id, position, it);
             }
             let (shared, index) = (Rc::clone(&disk.shared), disk.index);
             tokio::task::spawn_local(async move {
                 tokio::time::sleep(REPAIR_PAUSE).await;
-                let again = move |disk: &mut Disk| disk.overwrite_again(id, position, it);
+                let again = move |disk: &mut Disk| disk.overwrite_again(id, position, it, refusals);
                 shared.ask_disk(index, again).await;
             });
         });
@@ -240,7 +264,7 @@ impl Disk {
         &mut self,
         id: PartitionId,
         position: LogPosition,
-        mut it: CommittedOverwrite,
+        it: Arc<CommittedOverwrite>,
     ) {
         let Some(partition) = self.partitions.get(&id) else { return };
         let (store, extent) = (Arc::clone(&partition.store), it.extent);
@@ -257,28 +281,34 @@ impl Disk {
                 }
                 lost => {
                     tracing::debug!(partition = %id, %extent, ?lost, "an overwrite waits on");
-                    it.refusals = 0;
-                    disk.overwrite_again(id, position, it);
+                    disk.overwrite_again(id, position, it, 0);
                 }
             },
         );
     }
 
     /// What hindered an overwrite may be over, at all replicas that wait for each other: it is tried
-    /// here again, unless a later one of the extent has been.
-    fn overwrite_again(&mut self, id: PartitionId, position: LogPosition, it: CommittedOverwrite) {
+    /// here again, with those of the extent that were applied behind it.
+    fn overwrite_again(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        it: Arc<CommittedOverwrite>,
+        refusals: u32,
+    ) {
         if self.is_fenced() {
             return;
         }
         let Some(partition) = self.partitions.get(&id) else { return };
-        let is_last = partition.applying.borrow().last_of(it.extent) == position.index;
+        let may_repeat = partition.applying.borrow().may_repeat(position.index);
+        let behind = partition.handed.behind(position.index, it.extent).filter(|_| may_repeat);
         if partition.store.states(&[it.extent]).is_empty() {
             // Removed meanwhile, with what could not be overwritten.
             self.entry_applied(id, position, Some(it.extent), Ok(()));
-        } else if is_last {
-            self.apply_overwrite(id, position, it);
+        } else if let Some(behind) = behind {
+            self.apply_overwrite(id, position, it, behind, refusals);
         } else {
-            self.repair_until_done(id, position, it);
+            self.repair_until_done(id, position, it, refusals);
         }
     }
 
@@ -293,6 +323,10 @@ impl Disk {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let moved = partition.applying.borrow_mut().finish(position.index, extent);
         let applied = partition.applying.borrow().applied();
+        if let Some(extent) = extent {
+            let first = partition.applying.borrow().first_hindered(extent);
+            partition.handed.done(position.index, extent, first);
+        }
         let proposal = partition.proposals.remove(&position.index);
         if moved {
             self.driver.multi.applied(id, applied);
@@ -445,11 +479,27 @@ impl Disk {
     }
 }
 
+/// As [`apply`], with all that have to be applied again behind it.
+fn apply_all(
+    store: &ExtentStore,
+    it: &CommittedOverwrite,
+    behind: &[Arc<CommittedOverwrite>],
+) -> Applied {
+    let mut damaged = Vec::new();
+    for it in std::iter::once(it).chain(behind.iter().map(Arc::as_ref)) {
+        match apply(store, it) {
+            Applied::Done(blocks) => damaged.extend(blocks),
+            other => return other,
+        }
+    }
+    Applied::Done(damaged)
+}
+
 /// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
 /// it: those are fetched only from replicas that have applied at least as much of the log.
-fn apply(store: &ExtentStore, it: &CommittedOverwrite, overwriting: Overwriting) -> Applied {
-    let CommittedOverwrite { extent, offset, bytes, checksums, .. } = it;
-    let (extent, offset) = (*extent, *offset);
+fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
+    let CommittedOverwrite { extent, offset, bytes, checksums, overwriting } = it;
+    let (extent, offset, overwriting) = (*extent, *offset, *overwriting);
     let whole = Checksums::of_payload(checksums);
     let once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {

@@ -17,6 +17,7 @@ use crate::overwrite::Applying;
 use crate::store::ExtentStore;
 
 use super::fill::Fill;
+use super::handed::Handed;
 use super::licence::Licence;
 use super::lost::LostBlocks;
 use super::state::PartitionState;
@@ -160,6 +161,8 @@ pub(crate) struct Partition {
     pub leader: Option<NodeId>,
     /// Entries under way to the extents. Shared with the tasks that fill extents.
     pub applying: Rc<RefCell<Applying>>,
+    /// Overwrites that are being applied, and those behind one that the disk hinders.
+    pub handed: Handed,
     /// Entries up to here may have been applied before the process started.
     pub repeated_until: u64,
     /// Where that stands, and since when, if it does not move.

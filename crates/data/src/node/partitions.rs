@@ -23,6 +23,7 @@ use crate::store::{ExtentStore, RecoveryReport};
 
 use super::appends::BATCH_BYTES_MAX;
 use super::disk::Disk;
+use super::handed::Handed;
 use super::licence::Licence;
 use super::lost::LostBlocks;
 use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
@@ -96,6 +97,7 @@ impl Partition {
             term: 0,
             leader: None,
             applying: Rc::new(RefCell::new(Applying::new(state.applied))),
+            handed: Handed::default(),
             repeated_until: 0,
             standing: None,
             licence: Licence::default(),
