@@ -125,6 +125,8 @@ pub(crate) struct Group {
     history: VecDeque<(u64, Members)>,
     present: Members,
     leader_heard_ms: Option<u64>,
+    /// Leader: what was committed one election timeout ago, and at the end of the last one.
+    commits: (u64, u64),
     lease: Lease,
     install: Option<Install>,
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
@@ -210,6 +212,7 @@ impl Group {
             history: VecDeque::new(),
             present,
             leader_heard_ms: None,
+            commits: (0, 0),
             lease: Lease::default(),
             install: None,
             held: Vec::new(),
@@ -255,6 +258,7 @@ impl Group {
             self.asked_ms.clear();
         }
         self.settled = state;
+        self.commits = (raft.raft_log.committed, raft.raft_log.committed);
         self.stagger();
     }
 
@@ -341,7 +345,7 @@ impl Group {
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);
-        if self.present.voters.iter().any(leaves) && !self.have_committed(&change.voters) {
+        if self.present.voters.iter().any(leaves) && !self.majority_has_committed(&change.voters) {
             return Err(ProposeError::Busy { group: self.id });
         }
         let change = Change::between(&self.present, change, context);
@@ -357,17 +361,22 @@ impl Group {
         Ok(self.last())
     }
 
-    /// Whether all of these who vote already have what is committed. If not, those who leave may be needed to commit
-    /// that they do: what was committed with them, and then the change itself, would be on fewer disks of
-    /// those who stay than one that is lost may take with it.
-    fn have_committed(&self, staying: &[NodeId]) -> bool {
+    /// Whether a majority of these voters-to-be have what was committed an election timeout ago (who is only slow is
+    /// always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
+    /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it.
+    fn majority_has_committed(&self, voters: &[NodeId]) -> bool {
         let raft = &self.raw.raft;
-        let voting = staying.iter().filter(|node| self.present.voters.contains(node));
-        let mut others = voting.filter(|node| **node != self.node);
-        others.all(|node| {
-            let progress = raft.prs().get(raft_id(*node));
-            progress.is_some_and(|progress| progress.matched >= raft.raft_log.committed)
-        })
+        if !raft.commit_to_current_term() {
+            // A new leader does not know what was.
+            return false;
+        }
+        let has = |node: &&NodeId| {
+            let progress = raft.prs().get(raft_id(**node));
+            **node == self.node || progress.is_some_and(|it| it.matched >= self.commits.0)
+        };
+        // Those who learn as well. Who is not here yet gets the change with all that is before it.
+        let known: Vec<&NodeId> = voters.iter().filter(|it| self.present.contains(**it)).collect();
+        known.is_empty() || known.iter().filter(|node| has(node)).count() > known.len() / 2
     }
 
     pub(crate) fn read_index(&mut self, context: u64) -> Result<(), ProposeError> {
@@ -479,6 +488,10 @@ impl Group {
         }
         let has_asked = self.founding_attempts > 0 && self.campaign_again();
         let has_ready = self.raw.tick();
+        // So the library begins to count anew.
+        if self.is_leader() && self.raw.raft.election_elapsed == 0 {
+            self.commits = (self.commits.1, self.raw.raft.raft_log.committed);
+        }
         self.settle();
         has_ready || has_asked
     }

@@ -658,7 +658,7 @@ fn a_log_that_differs_from_the_snapshot_that_was_activated_is_dropped() {
 /// change was committed by the one that left and the third one, whose disk lost it: nobody who stayed had
 /// it, and who had it had left.
 #[test]
-fn nobody_leaves_before_all_who_stay_have_what_is_committed() {
+fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
     let mut world = world(23, 3);
     let group = PartitionId(1);
     world.found(1, &[0, 1, 2]);
@@ -668,7 +668,8 @@ fn nobody_leaves_before_all_who_stay_have_what_is_committed() {
     world.cut.extend(links(2));
     for i in 0..5 {
         world.propose(1, format!("{i}")).unwrap();
-        world.run(20);
+        // Longer than who is only slow is behind.
+        world.run(500);
     }
     let without = |left: u32| MemberChange {
         voters: [0, 1, 2].into_iter().filter(|i| *i != left).map(NodeId).collect(),
@@ -686,25 +687,28 @@ fn nobody_leaves_before_all_who_stay_have_what_is_committed() {
     world.check();
 }
 
-/// Who is behind may leave at once.
+/// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
+/// (simulation, seed 50604: each was to leave before the other one).
 #[test]
-fn who_is_away_may_leave() {
-    let mut world = world(24, 3);
-    let group = PartitionId(1);
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
-    world.crash(2, 1 << 40);
-    for i in 0..5 {
-        world.propose(1, format!("{i}")).unwrap();
-        world.run(20);
+fn who_is_away_may_leave_and_keeps_nobody() {
+    for left in [2, 3] {
+        let mut world = world(24, 4);
+        let group = PartitionId(1);
+        world.found(1, &[0, 1, 2, 3]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        world.crash(3, 1 << 40);
+        for i in 0..5 {
+            world.propose(1, format!("{i}")).unwrap();
+            world.run(500);
+        }
+        let voters = (0..4).filter(|i| *i != left).map(NodeId).collect();
+        let change = MemberChange { voters, learners: vec![] };
+        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.until("it has left", |world| {
+            world.multi(1).status(group).unwrap().members.voters == change.voters
+        });
+        world.check();
     }
-    let voters = vec![NodeId(0), NodeId(1)];
-    let change = MemberChange { voters, learners: vec![] };
-    world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
-    world.until("it has left", |world| {
-        world.multi(1).status(group).unwrap().members.voters == change.voters
-    });
-    world.check();
 }
 
 /// The story (simulation, seed 37737): one of two members was lost. The other one, started again, had forgotten
