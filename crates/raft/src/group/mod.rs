@@ -98,6 +98,9 @@ struct Install {
     is_announced: bool,
 }
 
+/// So many election timeouts a change waits for those who stay; by then one of them may be lost for good.
+const HELD_BACK_MAX: u32 = 10;
+
 pub(crate) struct Group {
     id: PartitionId,
     node: NodeId,
@@ -127,6 +130,8 @@ pub(crate) struct Group {
     leader_heard_ms: Option<u64>,
     /// Leader: what was committed one election timeout ago, and at the end of the last one.
     commits: (u64, u64),
+    /// Leader: for so many election timeouts a change has been held back for those who stay.
+    held_back: u32,
     lease: Lease,
     install: Option<Install>,
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
@@ -213,6 +218,7 @@ impl Group {
             present,
             leader_heard_ms: None,
             commits: (0, 0),
+            held_back: 0,
             lease: Lease::default(),
             install: None,
             held: Vec::new(),
@@ -259,6 +265,7 @@ impl Group {
         }
         self.settled = state;
         self.commits = (raft.raft_log.committed, raft.raft_log.committed);
+        self.held_back = 0;
         self.stagger();
     }
 
@@ -345,9 +352,14 @@ impl Group {
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);
-        if self.present.voters.iter().any(leaves) && !self.majority_has_committed(&change.voters) {
+        if self.present.voters.iter().any(leaves)
+            && self.held_back <= HELD_BACK_MAX
+            && !self.majority_has_committed(&change.voters)
+        {
+            self.held_back = self.held_back.max(1);
             return Err(ProposeError::Busy { group: self.id });
         }
+        self.held_back = 0;
         let change = Change::between(&self.present, change, context);
         if change.steps.is_empty() {
             return Err(ProposeError::BadChange { group: self.id, reason: "nothing to change" });
@@ -491,6 +503,7 @@ impl Group {
         // So the library begins to count anew.
         if self.is_leader() && self.raw.raft.election_elapsed == 0 {
             self.commits = (self.commits.1, self.raw.raft.raft_log.committed);
+            self.held_back = self.held_back.saturating_add(u32::from(self.held_back > 0));
         }
         self.settle();
         has_ready || has_asked

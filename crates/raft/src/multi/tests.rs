@@ -687,6 +687,29 @@ fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
     world.check();
 }
 
+/// The one who stays may be lost for good, and what to do about it is decided only when the other one has left
+/// (simulation, seed 37737).
+#[test]
+fn who_leaves_does_not_wait_for_ever() {
+    let mut world = world(25, 3);
+    let group = PartitionId(1);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.crash(2, 1 << 40);
+    for i in 0..5 {
+        world.propose(1, format!("{i}")).unwrap();
+        world.run(500);
+    }
+    let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
+    let refused = world.multi(0).propose_change(group, &change, Bytes::new());
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+    let began_ms = world.now_ms;
+    world.until("it is taken", |world| {
+        world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
+    });
+    assert!((4_000..8_000).contains(&(world.now_ms - began_ms)), "{}", world.now_ms - began_ms);
+}
+
 /// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
 /// (simulation, seed 50604: each was to leave before the other one).
 #[test]
