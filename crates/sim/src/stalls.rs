@@ -8,8 +8,15 @@
 
 use std::collections::BTreeSet;
 
+use crate::network::LinkFaults;
+
 /// What a call may take after a single failure.
 const BOUND_MS: u64 = 10_000;
+/// The same on a network that holds up one packet in a hundred, and all behind it, for up to a second: a leader
+/// loses its followers again and again though no server is broken.
+const LATE_BOUND_MS: u64 = 2 * BOUND_MS;
+/// One in a hundred, in a million.
+const LATE: u32 = 10_000;
 /// A server that is back has to catch up before another failure is one by itself.
 const SETTLE_MS: u64 = 10_000;
 
@@ -44,8 +51,13 @@ pub(crate) struct Stalls {
     pub prolonged: Vec<String>,
 }
 
+/// The bound on such a network.
+pub(crate) fn bound_ms(links: &LinkFaults) -> u64 {
+    if links.delays >= LATE { LATE_BOUND_MS } else { BOUND_MS }
+}
+
 /// Holds every call against what was broken meanwhile.
-pub(crate) fn judge(calls: &[Ended], spans: &[Span]) -> Stalls {
+pub(crate) fn judge(calls: &[Ended], spans: &[Span], bound_ms: u64) -> Stalls {
     let mut stalls = Stalls::default();
     for call in calls {
         let Ended { operation, what, at_ms, took_ms } = call;
@@ -55,14 +67,14 @@ pub(crate) fn judge(calls: &[Ended], spans: &[Span]) -> Stalls {
             stalls.bounded += 1;
             stalls.longest_ms = stalls.longest_ms.max(*took_ms);
         }
-        if *took_ms > BOUND_MS {
+        if *took_ms > bound_ms {
             let waited_ms = longest_single(spans, began_ms, *at_ms);
             let detail = format!(
                 "{operation} {what} took {took_ms} ms, until {:.3} s; {waited_ms} ms of that while one \
                  server was broken at most",
                 *at_ms as f64 / 1000.0
             );
-            match waited_ms > BOUND_MS {
+            match waited_ms > bound_ms {
                 true if applies => stalls.broken.push(detail),
                 true => stalls.prolonged.push(detail),
                 false => {}
@@ -122,9 +134,13 @@ mod tests {
     fn a_stall_counts_unless_two_servers_were_broken() {
         let calls = [call(20_000, 15_000), call(21_000, 9_000)];
         let found = |spans: &[Span]| {
-            let stalls = judge(&calls, spans);
+            let stalls = judge(&calls, spans, BOUND_MS);
             (stalls.bounded, stalls.longest_ms, stalls.broken.len())
         };
+        let late = LinkFaults { delays: 20_000, ..LinkFaults::default() };
+        assert!(judge(&calls, &[], bound_ms(&late)).broken.is_empty());
+        let punctual = LinkFaults { delays: 1_000, ..LinkFaults::default() };
+        assert_eq!(judge(&calls, &[], bound_ms(&punctual)).broken.len(), 1);
         let one = span(4_000, 6_000, Some(1));
         assert_eq!(found(&[]), (2, 15_000, 1), "nothing was broken");
         assert_eq!(found(&[one]), (2, 15_000, 1));
@@ -139,7 +155,7 @@ mod tests {
     fn what_a_call_waits_after_an_overlap_is_measured_too() {
         let prolonged = |took_ms| {
             let many = [span(1_000, 2_000, Some(1)), span(1_500, 3_000, Some(2))];
-            let stalls = judge(&[call(2_000 + took_ms, took_ms)], &many);
+            let stalls = judge(&[call(2_000 + took_ms, took_ms)], &many, BOUND_MS);
             assert_eq!((stalls.bounded, stalls.broken.len()), (0, 0));
             stalls.prolonged.len()
         };

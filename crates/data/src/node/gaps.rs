@@ -1,9 +1,12 @@
 //! What the leader of a snapshot cannot vouch for.
 //!
 //! Who has copied a snapshot counts as having applied the log up to it: nothing that it holds may lack an
-//! overwrite. What it holds behind the leader's end of an extent did not come with the snapshot. Mostly nobody
+//! overwrite. What it holds behind the leader's end of an extent does not come with the snapshot. Mostly nobody
 //! was told that it is written, and it may stay. But the leader may have lost it (a power cut takes what was
 //! never flushed) and is being given it again, while overwrites passed it by: then another member gives it.
+//!
+//! What cannot be had is marked as damaged: it may be wrong, and its bytes stay for whoever can tell. Since
+//! that may be the last copy, members that are late are waited for first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,176 +16,289 @@ use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, NodeId};
 use milpa_wire::data::{
     Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState, TRANSFER_BYTES_MAX,
 };
+use tokio::time::Instant;
 
 use crate::store::{ExtentStore, StoreError};
 
-use super::fetch::Chunk;
+use super::fetch::{BEHIND_PAUSE, Chunk};
 use super::fill::Filling;
-use super::freed;
+use super::freed::FreedRanges;
 use super::readable::promised;
 use super::replace::replace_chunk;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
-/// So many blocks are left for later at most (256 MiB). Where there are more, the members that have them are waited for.
-const LEFT_MAX: usize = 65_536;
+/// All members that are silent or behind are waited for so long, in all.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// So many blocks (256 MiB) are marked as damaged at most while a member is silent that may have them; and so many are
+/// remembered, to be repaired soon. The scrub finds the others.
+const LEFT_MAX: u64 = 65_536;
 
 /// States of extents by their ids.
 pub(super) type States = BTreeMap<ExtentId, ExtentState>;
 
-/// Bytes of an extent that are here, and that the leader did not give.
+/// Bytes of an extent that are here, that the leader does not have, and that may have been overwritten.
+#[derive(Debug, PartialEq, Eq)]
 struct Gap {
     extent: ExtentId,
     from: u64,
     until: u64,
 }
 
-/// Replaces what is here (`own`) and was not at the leader (`led`), if it may have been overwritten, by other members' as of
-/// a log index. A block that nobody can give now is damaged here too, as in [`Filling::replace_all`]. Gives the blocks
-/// that were left so.
-pub(super) async fn close(
+impl Gap {
+    fn blocks(&self) -> u64 {
+        self.until.div_ceil(BLOCK_BYTES) - self.from / BLOCK_BYTES
+    }
+}
+
+/// All gaps, and who may fill them.
+pub(super) struct Gaps {
+    gaps: Vec<Gap>,
+    /// Members that answer.
+    sources: Vec<NodeId>,
+    /// As of this log index.
+    index: u64,
+    /// When those that are late are waited for no more.
+    deadline: Instant,
+}
+
+/// Compares what is here (`own`) with what the leader has (`led`), and asks the other members about the rest.
+pub(super) async fn find(
     filling: &Filling,
     (leader, index): (NodeId, u64),
     configuration: &Configuration,
     own: &States,
     led: &States,
-) -> Result<Vec<(ExtentId, u64)>, DataError> {
+) -> Result<Gaps, DataError> {
+    let (mut gaps, mut sources) = (Vec::new(), Vec::new());
+    let deadline = Instant::now() + PATIENCE;
     let end = |extent| led.get(extent).map_or(0, |state| state.length);
     let longer = own.iter().filter(|(extent, state)| state.length > end(extent));
-    let mut extents: Vec<ExtentId> = longer.map(|(extent, _)| *extent).collect();
-    let removed = removed_at(filling, leader, configuration.epoch, &extents).await?;
-    extents.retain(|extent| !removed.contains(extent));
-    if extents.is_empty() {
-        return Ok(Vec::new());
-    }
-    let (mut others, mut sources, mut is_complete) = (Vec::new(), Vec::new(), true);
-    for member in configuration.members.iter().copied() {
-        if member == filling.shared.node || member == leader {
-            continue;
+    let mut extents: BTreeSet<ExtentId> = longer.map(|(extent, _)| *extent).collect();
+    if !extents.is_empty() {
+        let (epoch, node) = (configuration.epoch, filling.shared.node);
+        let only = std::iter::once(leader);
+        let freed = FreedRanges::ask(filling, epoch, node, only, &extents).await;
+        if freed.members() == 0 {
+            return Err(DataError::MemberSilent { node: leader });
         }
-        match states_at(filling, member, configuration.epoch, &extents).await {
+        let removed = freed.removed();
+        extents.retain(|extent| !removed.contains(extent));
+    }
+    let extents: Vec<ExtentId> = extents.into_iter().collect();
+    let (mut others, mut silent) = (Vec::new(), false);
+    let members = configuration.members.iter().copied();
+    for member in members.filter(|it| *it != filling.shared.node && *it != leader) {
+        if extents.is_empty() {
+            break;
+        }
+        let asked = (member, configuration.epoch, index);
+        match states_as_of(filling, asked, &extents, deadline).await {
             Ok(states) => {
                 others.push(states);
                 sources.push(member);
             }
             Err(error) => {
-                tracing::debug!(partition = %filling.partition, %member, %error,
+                tracing::warn!(partition = %filling.partition, %member, %error,
                     "a member does not say what it has of what the leader lacks");
-                is_complete = false;
+                silent = true;
             }
         }
     }
-    let mut left = Vec::new();
     for extent in extents {
         let Some(held) = own.get(&extent) else { continue };
         let others: Vec<&ExtentState> = others.iter().filter_map(|at| at.get(&extent)).collect();
-        let Some(gap) = gap(held, led.get(&extent), &others, is_complete) else { continue };
-        close_one(filling, &gap, &sources, index, &mut left).await?;
+        gaps.extend(gap(held, led.get(&extent), &others, !silent));
     }
-    Ok(left)
+    let blocks: u64 = gaps.iter().map(Gap::blocks).sum();
+    if silent && blocks > LEFT_MAX {
+        tracing::warn!(partition = %filling.partition, blocks,
+            "the leader lacks too much, and a member that may have it is silent: waiting for it");
+        return Err(DataError::Busy);
+    }
+    Ok(Gaps { gaps, sources, index, deadline })
 }
 
 /// What may have been overwritten of that which is here and not at the leader: what is known to have been on all
-/// members, if one of them has heard of an overwrite. Who does not answer may know more.
+/// members, if one of them has heard of an overwrite. Who does not answer may know more. (Of its own commit
+/// offset a member knows the least after a restart; what an overwritten one holds, it was filled with.)
 fn gap(
     own: &ExtentState,
     led: Option<&ExtentState>,
     others: &[&ExtentState],
     is_complete: bool,
 ) -> Option<Gap> {
-    let all = || others.iter().copied().chain(led).chain([own]);
-    let until = match is_complete {
-        false => own.length,
-        true if !all().any(|state| state.overwritten) => 0,
-        true => all().map(promised).max().unwrap_or(0).min(own.length),
+    let is_overwritten = others.iter().copied().chain(led).chain([own]).any(|it| it.overwritten);
+    let bound = |other: &&ExtentState| match other.overwritten {
+        true => other.length,
+        false => promised(other),
+    };
+    let known = others.iter().map(bound).chain([promised(own)]).max().unwrap_or(0);
+    let until = match (is_complete, is_overwritten) {
+        (false, _) => own.length,
+        (true, true) => known.min(own.length),
+        (true, false) => 0,
     };
     let from = led.map_or(0, |state| state.length);
     (until > from).then_some(Gap { extent: own.extent, from, until })
 }
 
-async fn close_one(
-    filling: &Filling,
-    gap: &Gap,
-    sources: &[NodeId],
-    index: u64,
-    left: &mut Vec<(ExtentId, u64)>,
-) -> Result<(), DataError> {
-    let (extent, key) = (gap.extent, (filling.partition, gap.extent));
-    let store = filling.store.clone();
-    let mark = move || store.mark_overwritten(extent);
-    match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
-        Ok(()) => {}
-        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(()),
-        Err(error) => return Err(error.into()),
-    }
-    let mut at = gap.from / BLOCK_BYTES * BLOCK_BYTES;
-    while at < gap.until {
-        if left.len() >= LEFT_MAX {
-            tracing::warn!(partition = %filling.partition, %extent,
-                "the leader lacks too much, and no other member gives it: waiting for one");
-            return Err(DataError::Busy);
+impl Gaps {
+    /// Replaces what lies in the gaps by other members' bytes. Adds to `left` the blocks that nobody gave:
+    /// they are damaged here now, whatever else fails.
+    pub async fn close(
+        mut self,
+        filling: &Filling,
+        left: &mut Vec<(ExtentId, u64)>,
+    ) -> Result<(), DataError> {
+        for gap in std::mem::take(&mut self.gaps) {
+            match self.close_one(filling, &gap, left).await {
+                // Removed here meanwhile.
+                Ok(()) | Err(DataError::NoExtent) => {}
+                Err(error) => return Err(error),
+            }
         }
-        let chunk = fetch(filling, gap, at, sources, index).await?;
-        let (fence, lost, got) = (chunk.fence, chunk.lost, chunk.length());
-        let land = move |store: &ExtentStore| match lost {
-            0 => replace_chunk(store, extent, at + chunk.hole, &chunk),
-            _ => store.distrust(extent, at / BLOCK_BYTES),
-        };
-        let landed = match filling.unless_overwritten(extent, fence, land).await {
-            Err(DataError::NoExtent) => return Ok(()),
-            landed => landed?.is_some(),
-        };
-        // If not, an overwrite came between: the same again.
-        if landed {
-            left.extend((lost > 0).then_some((extent, at / BLOCK_BYTES)));
-            let end = at + got + lost;
-            at = if end >= gap.until { end } else { end / BLOCK_BYTES * BLOCK_BYTES };
-        }
-        filling.shared.throttle_repair(filling.disk, got).await;
+        Ok(())
     }
-    Ok(())
+
+    async fn close_one(
+        &mut self,
+        filling: &Filling,
+        gap: &Gap,
+        left: &mut Vec<(ExtentId, u64)>,
+    ) -> Result<(), DataError> {
+        let extent = gap.extent;
+        filling.on_extent(extent, move |store| store.mark_overwritten(extent)).await?;
+        let mut at = gap.from / BLOCK_BYTES * BLOCK_BYTES;
+        while at < gap.until {
+            let block = at / BLOCK_BYTES;
+            let chunk = self.fetch(filling, gap, at).await?;
+            let (fence, lost, got) = (chunk.fence, chunk.lost, chunk.length());
+            let land = move |store: &ExtentStore| match lost {
+                0 => land_or_distrust(store, extent, at, &chunk),
+                _ => store.distrust(extent, block).map(|()| Some(block)),
+            };
+            // None: an overwrite came between, the same again.
+            if let Some(distrusted) = filling.unless_overwritten(extent, fence, land).await? {
+                let is_remembered = (left.len() as u64) < LEFT_MAX;
+                left.extend(distrusted.filter(|_| is_remembered).map(|block| (extent, block)));
+                let end = match distrusted {
+                    Some(block) => (block + 1) * BLOCK_BYTES,
+                    None => at + got,
+                };
+                at = if end >= gap.until { end } else { end / BLOCK_BYTES * BLOCK_BYTES };
+            }
+            filling.shared.throttle_repair(filling.disk, got).await;
+        }
+        Ok(())
+    }
+
+    /// Whole blocks from `at` on, or what is wanted of the last one. Else a chunk without the first of them.
+    async fn fetch(&mut self, filling: &Filling, gap: &Gap, at: u64) -> Result<Chunk, DataError> {
+        let wanted = (gap.until - at).min(TRANSFER_BYTES_MAX as u64);
+        let shortest = wanted.min(BLOCK_BYTES);
+        loop {
+            // Before they are asked: an overwrite may come meanwhile.
+            let fence = filling.fence(gap.extent, self.index).await?;
+            let mut is_late = false;
+            for source in self.sources.clone() {
+                match self.fetch_from(filling, gap.extent, (at, wanted), source).await {
+                    Ok(chunk) if chunk.length() >= shortest => return Ok(chunk),
+                    Err(DataError::Busy | DataError::Unsettled { .. }) => is_late = true,
+                    Err(DataError::MemberSilent { .. }) => {
+                        // It was there just now: not waited for at each block.
+                        self.sources.retain(|other| *other != source);
+                    }
+                    Ok(_) | Err(_) => {}
+                }
+            }
+            if !is_late || Instant::now() >= self.deadline {
+                return Ok(Chunk::without(shortest, fence));
+            }
+            tokio::time::sleep(BEHIND_PAUSE).await;
+        }
+    }
+
+    /// As much as a source has before a block that is damaged there.
+    async fn fetch_from(
+        &self,
+        filling: &Filling,
+        extent: ExtentId,
+        (at, wanted): (u64, u64),
+        source: NodeId,
+    ) -> Result<Chunk, DataError> {
+        let fetched = filling.fetch(extent, at, wanted, source, self.index).await;
+        let damaged = match &fetched {
+            Err(
+                DataError::Corrupt { block }
+                | DataError::Doubtful { block }
+                | DataError::Unsettled { block },
+            ) => block.saturating_mul(BLOCK_BYTES),
+            _ => return fetched,
+        };
+        if !(at + 1..at + wanted).contains(&damaged) {
+            return fetched;
+        }
+        filling.fetch(extent, at, damaged - at, source, self.index).await
+    }
 }
 
-/// Whole blocks from `at` on, or what is wanted of the last one, of whoever gives them now. Else a chunk without
-/// the first of them.
-async fn fetch(
-    filling: &Filling,
-    gap: &Gap,
+/// Gives the block that could not take its bytes: they are a part of it, and it is damaged here.
+fn land_or_distrust(
+    store: &ExtentStore,
+    extent: ExtentId,
     at: u64,
-    sources: &[NodeId],
-    index: u64,
-) -> Result<Chunk, DataError> {
-    // Before they are asked: an overwrite may come meanwhile.
-    let fence = filling.fence(gap.extent, index).await?;
-    let wanted = (gap.until - at).min(TRANSFER_BYTES_MAX as u64);
-    let block = wanted.min(BLOCK_BYTES);
-    // Where one is damaged, those before it come one by one.
-    for length in [wanted, block] {
-        let range = (at, length);
-        let found = filling.fetch_at_once(gap.extent, range, block, sources, index).await;
-        if let Some(chunk) = found {
-            return Ok(chunk);
+    chunk: &Chunk,
+) -> Result<Option<u64>, StoreError> {
+    match replace_chunk(store, extent, at + chunk.hole, chunk) {
+        Err(StoreError::Corrupt { block }) => store.distrust(extent, block).map(|()| Some(block)),
+        landed => landed.map(|()| None),
+    }
+}
+
+/// What a member has of these extents, once it has applied the log up to an index: until then it may
+/// not know that one was overwritten.
+async fn states_as_of(
+    filling: &Filling,
+    (member, epoch, index): (NodeId, Epoch, u64),
+    extents: &[ExtentId],
+    deadline: Instant,
+) -> Result<States, DataError> {
+    for extent in extents {
+        // No byte of it: what counts is whether that is refused as too early.
+        let ask = async || filling.fetch(*extent, 0, 0, member, index).await;
+        if let Some(error) = patiently(deadline, ask).await.err().filter(is_late) {
+            return Err(error);
         }
     }
-    Ok(Chunk::without(block, fence))
+    patiently(deadline, async || states_at(filling, member, epoch, extents).await).await
 }
 
-/// Which of these extents the leader has removed.
-async fn removed_at(
-    filling: &Filling,
-    leader: NodeId,
-    epoch: Epoch,
-    extents: &[ExtentId],
-) -> Result<BTreeSet<ExtentId>, DataError> {
-    let mut removed = BTreeSet::new();
-    for extents in extents.chunks(EXTENT_STATES_MAX) {
-        let ranges = freed::of_member(filling, epoch, leader, extents.to_vec()).await?;
-        let whole = ranges.iter().filter(|range| range.length == u64::MAX);
-        removed.extend(whole.map(|range| range.extent));
+/// Asks again while who is asked is late.
+async fn patiently<T>(
+    deadline: Instant,
+    mut ask: impl AsyncFnMut() -> Result<T, DataError>,
+) -> Result<T, DataError> {
+    loop {
+        match ask().await {
+            Err(error) if is_late(&error) && Instant::now() < deadline => {
+                tokio::time::sleep(BEHIND_PAUSE).await;
+            }
+            answered => return answered,
+        }
     }
-    Ok(removed)
 }
 
-/// What a member has of these extents.
+/// Whether a member may answer soon: it is away, just back, or has not come so far in the log.
+fn is_late(error: &DataError) -> bool {
+    matches!(
+        error,
+        DataError::Busy
+            | DataError::MemberSilent { .. }
+            | DataError::StaleEpoch { .. }
+            | DataError::WrongPartition
+    )
+}
+
 async fn states_at(
     filling: &Filling,
     member: NodeId,
@@ -232,6 +348,10 @@ mod tests {
         assert_eq!(range(&own, Some(&led), &[], false), Some((5_000, 9_000)));
         assert_eq!(range(&own, None, &[&whole], true), Some((0, 9_000)));
         assert_eq!(range(&own, None, &[], false), Some((0, 9_000)));
+        // An overwritten one has forgotten in a restart how much all had.
+        let forgetful = state(9_000, 1_000, true);
+        let own = state(9_000, 1_000, false);
+        assert_eq!(range(&own, None, &[&forgetful], true), Some((0, 9_000)));
     }
 
     #[test]

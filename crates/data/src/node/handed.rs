@@ -13,6 +13,8 @@ use super::overwrites::CommittedOverwrite;
 
 /// Bytes kept for a partition. If more came behind one that is hindered, that one waits for another replica.
 const BYTES_MAX: usize = 64 << 20;
+/// What one takes besides its bytes, about.
+const ONE_BYTES: usize = 512;
 
 /// The overwrites of one partition.
 #[derive(Default)]
@@ -28,30 +30,38 @@ struct One {
     is_done: bool,
 }
 
+impl One {
+    fn bytes(&self) -> usize {
+        ONE_BYTES + self.it.bytes.len()
+    }
+}
+
 impl Handed {
     /// An overwrite goes to the disk, for the first time or again.
     pub fn hand(&mut self, index: u64, it: &Arc<CommittedOverwrite>) {
         let one = One { it: Arc::clone(it), is_done: false };
+        let bytes = one.bytes();
         let former = self.by_extent.entry(it.extent).or_default().insert(index, one);
-        self.bytes += if former.is_none() { it.bytes.len() } else { 0 };
+        self.bytes += if former.is_none() { bytes } else { 0 };
     }
 
     /// It is done. `first` is the first of the extent that the disk hinders.
     pub fn done(&mut self, index: u64, extent: ExtentId, first: Option<u64>) {
-        if first.is_none() {
-            self.dropped.remove(&extent);
-        }
         let Some(ones) = self.by_extent.get_mut(&extent) else { return };
         if let Some(one) = ones.get_mut(&index) {
             one.is_done = true;
         }
+        let is_behind = |index: u64| first.is_some_and(|first| index > first);
+        // One by one: there may be many behind one that is hindered for long.
+        if is_behind(index) && self.bytes <= BYTES_MAX {
+            return;
+        }
         let is_full = self.bytes > BYTES_MAX;
         ones.retain(|index, one| {
-            let is_behind = first.is_some_and(|first| *index > first);
-            let keeps = !one.is_done || is_behind && !is_full;
+            let keeps = !one.is_done || is_behind(*index) && !is_full;
             if !keeps {
-                self.bytes -= one.it.bytes.len();
-                if is_behind {
+                self.bytes -= one.bytes();
+                if is_behind(*index) {
                     self.dropped.insert(extent, *index);
                 }
             }
@@ -59,6 +69,9 @@ impl Handed {
         });
         if ones.is_empty() {
             self.by_extent.remove(&extent);
+        }
+        if first.is_none() {
+            self.dropped.remove(&extent);
         }
     }
 
@@ -97,14 +110,18 @@ mod tests {
             handed.hand(index, &overwrite(10));
         }
         handed.done(3, EXTENT, None);
-        assert_eq!((behind(&handed, 2), handed.bytes), (Some(2), 20));
+        assert_eq!((behind(&handed, 2), handed.bytes), (Some(2), 2 * (ONE_BYTES + 10)));
         // 5 is hindered; what is on its way counts as well.
         handed.done(8, EXTENT, Some(5));
         handed.hand(9, &overwrite(10));
         assert_eq!(behind(&handed, 5), Some(2));
         handed.hand(5, &overwrite(10));
         handed.done(5, EXTENT, None);
-        assert_eq!((behind(&handed, 0), handed.bytes), (Some(1), 10), "9 is on its way");
+        assert_eq!(
+            (behind(&handed, 0), handed.bytes),
+            (Some(1), ONE_BYTES + 10),
+            "9 is on its way"
+        );
         handed.done(9, EXTENT, None);
         assert!(handed.by_extent.is_empty() && handed.bytes == 0);
     }
@@ -113,11 +130,13 @@ mod tests {
     fn who_has_more_behind_it_than_can_be_kept_is_not_repeated() {
         let mut handed = Handed::default();
         handed.hand(1, &overwrite(10));
-        for index in 2..=66 {
-            handed.hand(index, &overwrite(1 << 20));
+        // However short they are.
+        let one = overwrite(1);
+        for index in 2..=(BYTES_MAX / ONE_BYTES) as u64 + 2 {
+            handed.hand(index, &one);
             handed.done(index, EXTENT, Some(1));
+            assert!(handed.bytes <= BYTES_MAX + ONE_BYTES, "{}", handed.bytes);
         }
-        assert!(handed.bytes <= BYTES_MAX, "{}", handed.bytes);
         assert_eq!(behind(&handed, 1), None);
         handed.done(1, EXTENT, None);
         assert_eq!((behind(&handed, 0), handed.bytes), (Some(0), 0));

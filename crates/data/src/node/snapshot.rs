@@ -43,8 +43,10 @@ impl Disk {
         tracing::info!(partition = %id, leader = %install.from,
             index = install.snapshot.position.index, "copying a snapshot");
         tokio::task::spawn_local(async move {
-            let copied = copy(&filling, install.from, &install.snapshot).await;
-            let done = move |disk: &mut Disk| disk.snapshot_copied(id, install.snapshot, copied);
+            let mut left = Vec::new();
+            let copied = copy(&filling, install.from, &install.snapshot, &mut left).await;
+            let done =
+                move |disk: &mut Disk| disk.snapshot_copied(id, install.snapshot, copied, left);
             filling.shared.ask_disk(filling.disk, done).await;
         });
     }
@@ -53,11 +55,14 @@ impl Disk {
         &mut self,
         id: PartitionId,
         snapshot: SnapshotDescriptor,
-        copied: Result<Copied, DataError>,
+        copied: Result<Configuration, DataError>,
+        left: Vec<(ExtentId, u64)>,
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let Copied { configuration, left } = match copied {
-            Ok(copied) => copied,
+        // Damaged here, whether or not the rest was copied.
+        partition.left.extend(left);
+        let configuration = match copied {
+            Ok(configuration) => configuration,
             Err(error) => {
                 tracing::info!(partition = %id, %error, "the snapshot was not copied");
                 partition.is_installing = false;
@@ -78,7 +83,6 @@ impl Disk {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
                 partition.applying.borrow_mut().jump(index);
                 partition.is_installing = false;
-                partition.left.extend(left);
                 disk.driver.multi.snapshot_installed(id, index);
                 disk.enforce(id, configuration);
             }),
@@ -86,58 +90,54 @@ impl Disk {
     }
 }
 
-/// What came with a snapshot.
-struct Copied {
-    /// In force at the leader.
-    configuration: Configuration,
-    /// Blocks that nobody gave.
-    left: Vec<(ExtentId, u64)>,
-}
-
-/// Copies all overwritten extents, and learns the configuration in force at the leader.
+/// Copies all overwritten extents, and learns the configuration in force at the leader. Adds to `left` the blocks
+/// that nobody gave.
 async fn copy(
     filling: &Filling,
     leader: NodeId,
     snapshot: &SnapshotDescriptor,
-) -> Result<Copied, DataError> {
+    left: &mut Vec<(ExtentId, u64)>,
+) -> Result<Configuration, DataError> {
     let configuration = configuration_with_us(filling, leader).await?;
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.
     let own = states_here(filling).await?;
-    let (mut after, mut left, mut led) = (None, Vec::new(), States::new());
-    loop {
-        let request = DataRequest::ExtentInfo {
-            partition: filling.partition,
-            epoch: configuration.epoch,
-            extents: Vec::new(),
-            after,
-        };
-        let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
-        let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
-        let (count, last) = (page.len(), page.last().map(|state| state.extent));
-        for mut state in page {
-            if state.overwritten {
-                match copy_extent(filling, leader, &state, index).await? {
-                    Some(blocks) => left.extend(blocks.into_iter().map(|it| (state.extent, it))),
-                    None => state.length = 0,
-                }
-            }
-            led.insert(state.extent, state);
-        }
-        if count < EXTENT_STATES_MAX || last <= after {
-            break;
-        }
-        after = last;
+    let led = states_at_leader(filling, leader, configuration.epoch).await?;
+    let gaps = gaps::find(filling, (leader, index), &configuration, &own, &led).await?;
+    for state in led.values().filter(|state| state.overwritten) {
+        let blocks = copy_extent(filling, leader, state, index).await?;
+        left.extend(blocks.into_iter().map(|block| (state.extent, block)));
     }
-    left.extend(gaps::close(filling, (leader, index), &configuration, &own, &led).await?);
+    gaps.close(filling, left).await?;
     let store = filling.store.clone();
     let flushed = filling.shared.run_slow(filling.disk, move || store.flush_all()).await;
     flushed.ok_or(DataError::Busy)?.map_err(DataError::from)?;
     if !left.is_empty() {
         tracing::warn!(partition = %filling.partition, blocks = left.len(),
-            "blocks that are damaged at the leader did not come with the snapshot; they are repaired");
+            "blocks that nobody gave did not come with the snapshot; they are repaired");
     }
-    Ok(Copied { configuration, left })
+    Ok(configuration)
+}
+
+/// Page by page.
+async fn states_at_leader(
+    filling: &Filling,
+    leader: NodeId,
+    epoch: Epoch,
+) -> Result<States, DataError> {
+    let (mut after, mut states) = (None, States::new());
+    loop {
+        let (partition, extents) = (filling.partition, Vec::new());
+        let request = DataRequest::ExtentInfo { partition, epoch, extents, after };
+        let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
+        let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
+        let (count, last) = (page.len(), page.last().map(|state| state.extent));
+        states.extend(page.into_iter().map(|state| (state.extent, state)));
+        if count < EXTENT_STATES_MAX || last <= after {
+            return Ok(states);
+        }
+        after = last;
+    }
 }
 
 async fn states_here(filling: &Filling) -> Result<States, DataError> {
@@ -147,30 +147,31 @@ async fn states_here(filling: &Filling) -> Result<States, DataError> {
     Ok(states.into_iter().map(|state| (state.extent, state)).collect())
 }
 
-/// The blocks that the leader could not give; `None` if it has nothing of the extent any more.
+/// Gives the blocks that the leader could not give. `NotHere` if it has lost the extent since it was asked for its state.
 async fn copy_extent(
     filling: &Filling,
     leader: NodeId,
     state: &ExtentState,
     index: u64,
-) -> Result<Option<Vec<u64>>, DataError> {
+) -> Result<Vec<u64>, DataError> {
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
     let mark = move || store.mark_overwritten(extent);
     match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
         Ok(()) => {}
         // Missing here: alignment brings all of it, from somebody who is as far in the log.
-        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Some(Vec::new())),
+        Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
     match filling.replace_all(extent, state.length, leader, index).await {
-        Err(DataError::NotHere | DataError::NoExtent) => Ok(None),
+        // Removed at the leader meanwhile.
+        Err(DataError::NoExtent) => Ok(Vec::new()),
         Err(error) => {
             tracing::info!(partition = %filling.partition, %extent, %error,
                 "an extent of the snapshot could not be copied");
             Err(error)
         }
-        copied => copied.map(Some),
+        copied => copied,
     }
 }
 

@@ -50,8 +50,8 @@ pub(crate) struct PartitionState {
     pub ids_until: u32,
     /// The volume's overwrites may be acknowledged from memory.
     pub relaxed: bool,
-    /// Where in the log the configuration came from; nowhere, if it was given with the replica or
-    /// with a snapshot.
+    /// Where in the log the last configuration stood that came out of it; nowhere, if none did. One that came with
+    /// the replica or with a snapshot may be newer.
     pub configured: LogPosition,
 }
 

@@ -15,7 +15,8 @@
 //!
 //! A record that does not verify is skipped and counted; records have fixed places, so the next one is
 //! found. Losing a record loses the permission to punch blocks that are dead in parts, or lets a
-//! removed extent be created again, but never hurts live bytes.
+//! removed extent be created again; blocks that were punched count as damaged until another replica, or who
+//! freed them once more, tells of it. It never hurts live bytes.
 //!
 //! The file is written ahead with zeros, so that freeing space works on a full disk.
 

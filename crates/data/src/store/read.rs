@@ -136,8 +136,11 @@ pub(super) fn read_blocks(
     // Freed, and the record of it is lost: a repair learns it from others. Looked at anew, as what is freed meanwhile
     // is dead before its slots say so.
     for (block, slot) in (first..).zip(&mut slots) {
-        if matches!(slot, Slot::Freed { .. }) && !extent.state().is_dead(block) {
-            *slot = Slot::Damaged;
+        if let Slot::Freed { length } = *slot
+            && !extent.state().is_dead(block)
+        {
+            // Not only unreadable: what the log made of it again would be the same zeros at all who lost the record.
+            *slot = Slot::Marked { mark: Mark::Damaged, crc: !0, length };
         }
     }
     let mut put = |block: u64, slot: Slot| {

@@ -7,9 +7,11 @@
 
 mod alone;
 mod damage;
+mod gaps;
 mod lost;
 mod nodes;
 mod speed;
+mod stand_ins;
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;

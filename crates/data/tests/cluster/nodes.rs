@@ -1,7 +1,6 @@
 //! Three real data nodes on the loopback interface, each on a thread of its own, and a manager
 //! that only remembers who registered.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -14,16 +13,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use milpa_data::{DataNodeConfig, DiskConfig, Started, run_announced};
 use milpa_host::keys::Key;
-use milpa_host::rpc::{Credential, Identity, Peer, Pool, Reply, Service, serve};
+use milpa_host::rpc::{Credential, Identity, Pool, Service, serve};
 use milpa_types::{
-    ClusterId, DataError, DiskId, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, Life, ManagerError,
-    MetaPartition, MetaSlot, Node, NodeId, NodeState, PartitionId, Role, SessionId, Volume,
-    VolumeId, VolumeOptions, VolumeView,
+    ClusterId, DataError, DiskId, EXTENT_BYTES_MAX, Epoch, ExtentId, InodeId, NodeId, PartitionId,
+    Role, SessionId, VolumeId,
 };
 use milpa_wire::data::*;
 use milpa_wire::frame::crc32c;
-use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest, Register};
-use milpa_wire::meta::{ExtentOffer, MetaAnswer, MetaReply, MetaRequest, Verdict};
+
+use super::stand_ins::{Judge, Registry};
 
 pub const PARTITION: PartitionId = PartitionId(11);
 pub const VOLUME: VolumeId = VolumeId(1);
@@ -31,8 +29,7 @@ pub const INODE: InodeId = InodeId(5);
 /// An inode that nobody publishes to.
 pub const UNWANTED: InodeId = InodeId(6);
 pub const SESSION: SessionId = SessionId(77);
-const JUDGE: NodeId = NodeId(100);
-const CLUSTER: ClusterId = ClusterId(42);
+pub const CLUSTER: ClusterId = ClusterId(42);
 /// Longer than anything takes; a test that reaches it has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 const CALL_WAIT: Duration = Duration::from_secs(10);
@@ -44,24 +41,6 @@ fn secret() -> Key {
     Key::from_hex(&"5a".repeat(32)).unwrap()
 }
 
-/// A meta node that keeps everything but what was written for [`UNWANTED`].
-struct Judge;
-
-impl Service for Judge {
-    fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
-        let MetaRequest::OfferExtents { offers, .. } = milpa_wire::decode(&body).unwrap() else {
-            panic!("a data node asks nothing else");
-        };
-        let judge = |offer: &ExtentOffer| match offer.inode == UNWANTED {
-            true => Verdict::Delete,
-            false => Verdict::Keep,
-        };
-        let verdicts = offers.iter().map(judge).collect();
-        let body: MetaReply = Ok(MetaAnswer::Verdicts(verdicts));
-        reply.send(&body, Bytes::new());
-    }
-}
-
 /// Serves as this role on a free port.
 async fn serve_as(role: Role, service: Rc<dyn Service>) -> SocketAddr {
     let listener = milpa_host::net::bind(([127, 0, 0, 1], 0).into()).await.unwrap();
@@ -69,113 +48,6 @@ async fn serve_as(role: Role, service: Rc<dyn Service>) -> SocketAddr {
     let identity = Identity::new(Some(CLUSTER), role, Credential::Cluster(secret()));
     tokio::task::spawn_local(serve(listener, Arc::new(identity), service));
     address
-}
-
-/// Gives ids in the order of first registration.
-struct Registry {
-    judge: SocketAddr,
-    nodes: RefCell<Vec<(u128, Register)>>,
-    version: RefCell<u64>,
-    /// The newest life of each incarnation, and how often it was renewed.
-    lives: RefCell<BTreeMap<u128, (u128, u32)>>,
-}
-
-impl Service for Registry {
-    fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
-        let body: ManagerReply = match milpa_wire::decode(&body).unwrap() {
-            ManagerRequest::Register(register) => {
-                self.live(register.incarnation, register.life, 0).map(|()| self.register(register))
-            }
-            ManagerRequest::RenewLife { incarnation, life, .. } => {
-                self.live(incarnation, life, 1).map(|()| ManagerAnswer::Done)
-            }
-            ManagerRequest::Heartbeat(_) => {
-                Ok(ManagerAnswer::Alive { nodes_version: *self.version.borrow() })
-            }
-            ManagerRequest::GetNodes => Ok(ManagerAnswer::Nodes(self.list())),
-            ManagerRequest::GetVolumeById { .. } => {
-                Ok(ManagerAnswer::Volume(Box::new(self.view())))
-            }
-            _ => Ok(ManagerAnswer::Done),
-        };
-        reply.send(&body, Bytes::new());
-    }
-}
-
-impl Registry {
-    /// A life begins, if it follows on the newest one.
-    fn live(&self, incarnation: u128, life: Life, renewals: u32) -> Result<(), ManagerError> {
-        let mut lives = self.lives.borrow_mut();
-        let (newest, renewed) = lives.entry(incarnation).or_insert((life.last, 0));
-        if !life.follows(*newest) {
-            return Err(ManagerError::NodeRefused { reason: "an older copy".to_owned() });
-        }
-        (*newest, *renewed) = (life.next, *renewed + renewals);
-        Ok(())
-    }
-
-    fn register(&self, register: Register) -> ManagerAnswer {
-        *self.version.borrow_mut() += 1;
-        let mut nodes = self.nodes.borrow_mut();
-        let known = nodes.iter().position(|(incarnation, _)| *incarnation == register.incarnation);
-        let place = known.unwrap_or(nodes.len());
-        let entry = (register.incarnation, register);
-        if place < nodes.len() {
-            nodes[place] = entry;
-        } else {
-            nodes.push(entry);
-        }
-        ManagerAnswer::Registered { cluster: CLUSTER, node: NodeId(place as u32 + 1) }
-    }
-
-    /// One meta partition on one meta node, the judge of offers.
-    fn view(&self) -> VolumeView {
-        let meta = MetaPartition {
-            id: PartitionId(1),
-            volume: VOLUME,
-            slot: MetaSlot(0),
-            members: vec![JUDGE],
-            leader: None,
-            takes_inodes: true,
-            inodes: 0,
-            dentries: 0,
-            inode_highest: INODE.0,
-        };
-        let judge = Node {
-            id: JUDGE,
-            role: Role::Meta,
-            address: self.judge,
-            http_address: self.judge,
-            zone: String::new(),
-            region: String::new(),
-            state: NodeState::Active,
-            disks: Vec::new(),
-            memory_bytes: 0,
-            disks_draining: Vec::new(),
-        };
-        let volume = Volume { id: VOLUME, name: "v".into(), options: VolumeOptions::default() };
-        let (meta, data, nodes) = (vec![meta], Vec::new(), vec![judge]);
-        VolumeView { cluster: CLUSTER, version: 1, volume, meta, data, nodes }
-    }
-
-    fn list(&self) -> Vec<Node> {
-        let nodes = self.nodes.borrow();
-        let ids = (1..).map(NodeId);
-        ids.zip(nodes.iter())
-            .map(|(id, (_, register))| Node {
-                id,
-                role: Role::Data,
-                address: register.address,
-                http_address: register.http_address,
-                zone: register.zone.clone(),
-                region: String::new(),
-                state: NodeState::Active,
-                disks: register.disks.clone(),
-                memory_bytes: 0,
-                disks_draining: Vec::new(),
-            })
-            .collect()
-    }
 }
 
 /// A running node: dropping `stop` ends it as a crash would, without a goodbye.

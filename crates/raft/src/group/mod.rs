@@ -128,7 +128,7 @@ pub(crate) struct Group {
     history: VecDeque<(u64, Members)>,
     present: Members,
     leader_heard_ms: Option<u64>,
-    /// Leader: what was committed one election timeout ago, and at the end of the last one.
+    /// Leader: what was committed when the last election timeout but one ended, and when the last one did.
     commits: (u64, u64),
     /// Leader: for so many election timeouts a change has been held back for those who stay.
     held_back: u32,
@@ -264,7 +264,9 @@ impl Group {
             self.asked_ms.clear();
         }
         self.settled = state;
-        self.commits = (raft.raft_log.committed, raft.raft_log.committed);
+        // A new leader does not know what is committed: at most all that it has.
+        let last = raft.raft_log.last_index();
+        self.commits = (last, last);
         self.held_back = 0;
         self.stagger();
     }
@@ -373,13 +375,12 @@ impl Group {
         Ok(self.last())
     }
 
-    /// Whether a majority of these voters-to-be have what was committed an election timeout ago (who is only slow is
-    /// always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
+    /// Whether a majority of these voters-to-be have what was committed an election timeout ago, or a little earlier (who is
+    /// only slow is always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
     /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it.
     fn majority_has_committed(&self, voters: &[NodeId]) -> bool {
         let raft = &self.raw.raft;
         if !raft.commit_to_current_term() {
-            // A new leader does not know what was.
             return false;
         }
         let has = |node: &&NodeId| {

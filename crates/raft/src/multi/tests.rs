@@ -1,19 +1,18 @@
 //! A cluster in one process, from one seed: messages are lost, delayed and reordered, nodes crash
 //! and lose what their log had not flushed.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::*;
 use crate::message::{Body, Message};
 use crate::types::{ReadReady, Role};
-use crate::wal::{EntryKind, LogEntry};
 
 mod alone;
 mod founders;
+mod leaving;
 mod rejoining;
+mod restart;
 mod world;
 
 use world::{World, world};
@@ -572,200 +571,6 @@ fn hundreds_of_idle_groups_cost_one_frame_per_node_and_heartbeat() {
     assert_eq!(world.nodes[0].disk.counts().0, syncs, "an idle group flushes nothing");
     // Ten heartbeats to each of two followers, and their answers.
     assert!((30..=60).contains(&(world.frames - frames)), "{}", world.frames - frames);
-}
-
-fn refusal(group: RecoveredGroup, damaged: Vec<Damage>, start: GroupStart) -> Option<RecoverError> {
-    let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
-    let id = group.group;
-    let recovered = Recovered { groups: vec![group], damaged, ..Recovered::default() };
-    let mut refused = multi.recover(recovered, &BTreeMap::from([(id, start)]), 0);
-    assert_eq!(multi.status(id).is_none(), !refused.is_empty());
-    assert!(!multi.create_group(id, &[NodeId(0)], &[], true), "what is on disk is in the way");
-    assert!(multi.remove_group(id));
-    let removed = multi.turn(0).batch.unwrap().records;
-    assert_eq!(removed.first(), Some(&Record::GroupRemoved { group: id }));
-    refused.pop().map(|(_, error)| error)
-}
-
-#[test]
-fn a_group_starts_only_if_log_and_state_machine_fit() {
-    let group = PartitionId(1);
-    let mark = LogPosition { term: 2, index: 10 };
-    let members = Members::new(&[NodeId(0), NodeId(1)], &[]);
-    let recovered =
-        RecoveredGroup { group, term: 2, commit: 10, mark, members, ..RecoveredGroup::default() };
-    let start = |applied, snapshot| GroupStart { applied, snapshot, ..GroupStart::default() };
-    assert_eq!(refusal(recovered.clone(), vec![], start(10, None)), None);
-    assert!(matches!(
-        refusal(recovered.clone(), vec![], start(9, None)),
-        Some(RecoverError::StateTooOld { applied: 9, first: 10 })
-    ));
-    assert!(matches!(
-        refusal(recovered.clone(), vec![], start(12, None)),
-        Some(RecoverError::LogTooShort { applied: 12, last: 10 })
-    ));
-    let position = LogPosition { term: 3, index: 12 };
-    let snapshot = SnapshotDescriptor { position, members: recovered.members.clone() };
-    assert_eq!(refusal(recovered.clone(), vec![], start(12, Some(snapshot))), None);
-    let damage = Damage { group, vote_lost: true, ..Damage::default() };
-    assert!(matches!(
-        refusal(recovered, vec![damage], start(10, None)),
-        Some(RecoverError::Damaged(_))
-    ));
-}
-
-/// The story: a follower had entries of a leader that was deposed, and nobody else had them. It
-/// fetched a snapshot of the next leader; power went after the state was replaced and before the log
-/// was told. The restart took the state's index for the log's: entries that were never committed
-/// counted as committed, and the true ones could not take their place.
-#[test]
-fn a_log_that_differs_from_the_snapshot_that_was_activated_is_dropped() {
-    let group = PartitionId(1);
-    let entry = |index| LogEntry {
-        position: LogPosition { term: 2, index },
-        kind: EntryKind::Normal,
-        context: Bytes::new(),
-        data: Bytes::from_static(b"x"),
-    };
-    let members = Members::new(&[NodeId(0), NodeId(1)], &[]);
-    let recovered = RecoveredGroup {
-        group,
-        term: 2,
-        commit: 10,
-        mark: LogPosition { term: 2, index: 10 },
-        members: members.clone(),
-        entries: (11..=13).map(entry).collect(),
-        ..RecoveredGroup::default()
-    };
-    let restarted = |term| {
-        let position = LogPosition { term, index: 12 };
-        let snapshot = Some(SnapshotDescriptor { position, members: members.clone() });
-        let starts = BTreeMap::from([(
-            group,
-            GroupStart { applied: 12, snapshot, ..GroupStart::default() },
-        )]);
-        let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
-        let groups = vec![recovered.clone()];
-        assert!(multi.recover(Recovered { groups, ..Recovered::default() }, &starts, 0).is_empty());
-        let status = multi.status(group).unwrap();
-        (status.first_index, status.commit, status.last_index)
-    };
-    assert_eq!(restarted(3), (13, 12, 12), "other entries");
-    assert_eq!(restarted(2), (11, 12, 13), "the same: what follows may be the only copy");
-}
-
-/// The story (simulation, seed 37737): of three members one was behind when another one was to leave. The
-/// change was committed by the one that left and the third one, whose disk lost it: nobody who stayed had
-/// it, and who had it had left.
-#[test]
-fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
-    let mut world = world(23, 3);
-    let group = PartitionId(1);
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
-    let links =
-        |i| [0, 1].into_iter().flat_map(move |j| [(NodeId(i), NodeId(j)), (NodeId(j), NodeId(i))]);
-    world.cut.extend(links(2));
-    for i in 0..5 {
-        world.propose(1, format!("{i}")).unwrap();
-        // Longer than who is only slow is behind.
-        world.run(500);
-    }
-    let without = |left: u32| MemberChange {
-        voters: [0, 1, 2].into_iter().filter(|i| *i != left).map(NodeId).collect(),
-        learners: vec![],
-    };
-    let refused = world.multi(0).propose_change(group, &without(1), Bytes::new());
-    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
-    world.cut.clear();
-    world.until("the one behind has it all", |world| {
-        world.multi(0).propose_change(group, &without(1), Bytes::new()).is_ok()
-    });
-    world.until("it has left", |world| {
-        world.multi(2).status(group).unwrap().members.voters == [NodeId(0), NodeId(2)]
-    });
-    world.check();
-}
-
-/// The one who stays may be lost for good, and what to do about it is decided only when the other one has left
-/// (simulation, seed 37737).
-#[test]
-fn who_leaves_does_not_wait_for_ever() {
-    let mut world = world(25, 3);
-    let group = PartitionId(1);
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
-    world.crash(2, 1 << 40);
-    for i in 0..5 {
-        world.propose(1, format!("{i}")).unwrap();
-        world.run(500);
-    }
-    let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
-    let refused = world.multi(0).propose_change(group, &change, Bytes::new());
-    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
-    let began_ms = world.now_ms;
-    world.until("it is taken", |world| {
-        world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
-    });
-    assert!((4_000..8_000).contains(&(world.now_ms - began_ms)), "{}", world.now_ms - began_ms);
-}
-
-/// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
-/// (simulation, seed 50604: each was to leave before the other one).
-#[test]
-fn who_is_away_may_leave_and_keeps_nobody() {
-    for left in [2, 3] {
-        let mut world = world(24, 4);
-        let group = PartitionId(1);
-        world.found(1, &[0, 1, 2, 3]);
-        world.until("a leader", |world| world.leader(1) == Some(0));
-        world.crash(3, 1 << 40);
-        for i in 0..5 {
-            world.propose(1, format!("{i}")).unwrap();
-            world.run(500);
-        }
-        let voters = (0..4).filter(|i| *i != left).map(NodeId).collect();
-        let change = MemberChange { voters, learners: vec![] };
-        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
-        world.until("it has left", |world| {
-            world.multi(1).status(group).unwrap().members.voters == change.voters
-        });
-        world.check();
-    }
-}
-
-/// The story (simulation, seed 37737): one of two members was lost. The other one, started again, had forgotten
-/// that the change that made them two was committed, and could not go on alone, though its owner knew of it.
-#[test]
-fn what_the_owner_has_seen_come_out_of_the_log_is_committed() {
-    let group = PartitionId(1);
-    let entry = |index| LogEntry {
-        position: LogPosition { term: 2, index },
-        kind: EntryKind::Normal,
-        context: Bytes::new(),
-        data: Bytes::from_static(b"x"),
-    };
-    let recovered = RecoveredGroup {
-        group,
-        term: 2,
-        commit: 10,
-        mark: LogPosition { term: 2, index: 10 },
-        members: Members::new(&[NodeId(0), NodeId(1)], &[]),
-        entries: (11..=13).map(entry).collect(),
-        ..RecoveredGroup::default()
-    };
-    let commit = |term, index| {
-        let delivered = Some(LogPosition { term, index });
-        let start = GroupStart { applied: 10, delivered, ..GroupStart::default() };
-        let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
-        let groups = vec![recovered.clone()];
-        let starts = BTreeMap::from([(group, start)]);
-        assert!(multi.recover(Recovered { groups, ..Recovered::default() }, &starts, 0).is_empty());
-        multi.status(group).unwrap().commit
-    };
-    assert_eq!(commit(2, 12), 12);
-    assert_eq!(commit(1, 12), 10, "another entry");
-    assert_eq!(commit(2, 14), 10, "the log has lost it");
 }
 
 #[test]

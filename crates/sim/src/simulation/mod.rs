@@ -423,7 +423,8 @@ impl Simulation {
             self.failed("progress", "clients have not finished after everything was healed");
             return;
         }
-        let stalls = stalls::judge(&self.history.borrow().calls, &self.nemesis.spans);
+        let bound_ms = stalls::bound_ms(&self.options.links);
+        let stalls = stalls::judge(&self.history.borrow().calls, &self.nemesis.spans, bound_ms);
         stalls.broken.iter().for_each(|detail| self.failed("bounded stalls", detail));
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;

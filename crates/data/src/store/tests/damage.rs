@@ -36,6 +36,12 @@ fn what_was_freed_is_not_served_as_zeros_though_the_record_of_it_is_lost() {
         assert!(repair.is_err_and(is_damaged), "{lost}");
     }
     assert_eq!(world.store.verify(LARGE, 0, 6).unwrap().damaged, [1, 2, 5]);
+    // Nor does it count as torn by a crash, which two replicas could agree on.
+    let patch = pattern(2, 100);
+    let sums = checksums_of(&patch);
+    let sums = Checksums::of_payload(&sums);
+    world.store.overwrite(LARGE, 4_200, &patch, sums, Overwriting::Repeated).unwrap();
+    assert!(matches!(world.store.doubtful_bytes(LARGE, 1), Err(StoreError::Corrupt { block: 1 })));
     // Others have the record.
     free(&world);
     assert!(world.store.verify(LARGE, 0, 6).unwrap().damaged.is_empty());

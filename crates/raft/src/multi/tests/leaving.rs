@@ -1,0 +1,88 @@
+//! Voters leave: not before those who stay can go on without them.
+
+use bytes::Bytes;
+use milpa_types::{NodeId, PartitionId};
+
+use super::super::*;
+use super::world::world;
+use crate::types::MemberChange;
+
+/// The story (simulation, seed 37737): of three members one was behind when another one was to leave. The
+/// change was committed by the one that left and the third one, whose disk lost it: nobody who stayed had
+/// it, and who had it had left.
+#[test]
+fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
+    let mut world = world(23, 3);
+    let group = PartitionId(1);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    let links =
+        |i| [0, 1].into_iter().flat_map(move |j| [(NodeId(i), NodeId(j)), (NodeId(j), NodeId(i))]);
+    world.cut.extend(links(2));
+    for i in 0..5 {
+        world.propose(1, format!("{i}")).unwrap();
+        // Longer than who is only slow is behind.
+        world.run(500);
+    }
+    let without = |left: u32| MemberChange {
+        voters: [0, 1, 2].into_iter().filter(|i| *i != left).map(NodeId).collect(),
+        learners: vec![],
+    };
+    let refused = world.multi(0).propose_change(group, &without(1), Bytes::new());
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+    world.cut.clear();
+    world.until("the one behind has it all", |world| {
+        world.multi(0).propose_change(group, &without(1), Bytes::new()).is_ok()
+    });
+    world.until("it has left", |world| {
+        world.multi(2).status(group).unwrap().members.voters == [NodeId(0), NodeId(2)]
+    });
+    world.check();
+}
+
+/// The one who stays may be lost for good, and what to do about it is decided only when the other one has left
+/// (simulation, seed 37737).
+#[test]
+fn who_leaves_does_not_wait_for_ever() {
+    let mut world = world(25, 3);
+    let group = PartitionId(1);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.crash(2, 1 << 40);
+    for i in 0..5 {
+        world.propose(1, format!("{i}")).unwrap();
+        world.run(500);
+    }
+    let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
+    let refused = world.multi(0).propose_change(group, &change, Bytes::new());
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+    let began_ms = world.now_ms;
+    world.until("it is taken", |world| {
+        world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
+    });
+    assert!((4_000..8_000).contains(&(world.now_ms - began_ms)), "{}", world.now_ms - began_ms);
+}
+
+/// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
+/// (simulation, seed 50604: each was to leave before the other one).
+#[test]
+fn who_is_away_may_leave_and_keeps_nobody() {
+    for left in [2, 3] {
+        let mut world = world(24, 4);
+        let group = PartitionId(1);
+        world.found(1, &[0, 1, 2, 3]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        world.crash(3, 1 << 40);
+        for i in 0..5 {
+            world.propose(1, format!("{i}")).unwrap();
+            world.run(500);
+        }
+        let voters = (0..4).filter(|i| *i != left).map(NodeId).collect();
+        let change = MemberChange { voters, learners: vec![] };
+        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.until("it has left", |world| {
+            world.multi(1).status(group).unwrap().members.voters == change.voters
+        });
+        world.check();
+    }
+}
