@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
-use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
+use milpa_wire::data::{Configuration, DataRequest};
 use tokio::task::JoinSet;
 
 use crate::alignment::{Claim, Decision, decide};
@@ -17,11 +17,11 @@ use crate::store::{NewExtent, StoreError};
 use super::disk::Disk;
 use super::fill::Filling;
 use super::freed::FreedRanges;
+use super::held::States;
 use super::metrics::Metrics;
 
 /// A member may need this long to fetch what it lacks; it goes on after that, and is asked again.
 const SEAL_WAIT: Duration = Duration::from_secs(60);
-const ASK_WAIT: Duration = Duration::from_secs(5);
 /// Pause after a run that left something undone: doubled with each failure, at most 4 of it.
 const PAUSE_MS: u64 = 500;
 /// All members are compared again after this time: a member that lost power for a moment may be
@@ -162,10 +162,14 @@ impl Disk {
 
 impl Run {
     async fn run(self: Rc<Self>) -> Outcome {
-        let mut held: BTreeMap<NodeId, BTreeMap<ExtentId, ExtentState>> = BTreeMap::new();
+        let mut held: BTreeMap<NodeId, States> = BTreeMap::new();
         // A replica that is to become a member holds copies of theirs, so it changes no decision.
         for member in self.configuration.holders() {
-            match self.states_of(member).await {
+            match self
+                .filling
+                .states_of(member, self.configuration.epoch, self.only.as_deref())
+                .await
+            {
                 Ok(states) => {
                     held.insert(member, states);
                 }
@@ -189,7 +193,7 @@ impl Run {
         let removed = freed.removed();
         extents.retain(|extent| !removed.contains(extent));
         let mut left = left_of(&extents, |extent| {
-            let claim = |(node, states): (&NodeId, &BTreeMap<_, _>)| Claim {
+            let claim = |(node, states): (&NodeId, &States)| Claim {
                 node: *node,
                 state: states.get(&extent).copied(),
             };
@@ -215,55 +219,6 @@ impl Run {
             left.extend(removed);
         }
         Outcome { left, complete }
-    }
-
-    /// What a member holds of the extents in question, page by page.
-    async fn states_of(
-        &self,
-        member: NodeId,
-    ) -> Result<BTreeMap<ExtentId, ExtentState>, DataError> {
-        let mut states = BTreeMap::new();
-        let chunks: Vec<Vec<ExtentId>> = match &self.only {
-            Some(only) => only.chunks(EXTENT_STATES_MAX).map(<[ExtentId]>::to_vec).collect(),
-            None => vec![Vec::new()],
-        };
-        for extents in chunks {
-            if member == self.node {
-                let store = self.filling.store.clone();
-                let job = move || store.states(&extents);
-                let found = self.filling.shared.run_slow(self.filling.disk, job).await;
-                let found = found.ok_or(DataError::Busy)?;
-                states.extend(found.into_iter().map(|state| (state.extent, state)));
-                continue;
-            }
-            let mut after = None;
-            loop {
-                let page = self.page_of(member, extents.clone(), after).await?;
-                let full = page.len() >= EXTENT_STATES_MAX;
-                let last = page.last().map(|state| state.extent);
-                states.extend(page.into_iter().map(|state| (state.extent, state)));
-                // A page that does not move on would be asked for without end.
-                if !full || last <= after {
-                    break;
-                }
-                after = last;
-            }
-        }
-        Ok(states)
-    }
-
-    async fn page_of(
-        &self,
-        member: NodeId,
-        extents: Vec<ExtentId>,
-        after: Option<ExtentId>,
-    ) -> Result<Vec<ExtentState>, DataError> {
-        let (partition, epoch) = (self.filling.partition, self.configuration.epoch);
-        let request = DataRequest::ExtentInfo { partition, epoch, extents, after };
-        match self.filling.shared.ask_node(member, &request, Bytes::new(), ASK_WAIT).await? {
-            (DataAnswer::Extents(states), _) => Ok(states),
-            _ => Err(DataError::Invalid),
-        }
     }
 
     /// Extents that took appends while the members were asked are aligned when they break; closed

@@ -6,16 +6,15 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use milpa_host::disk::Advice;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
-use milpa_wire::data::{DataAnswer, DataRequest, ExtentState};
+use milpa_wire::data::DataRequest;
 
 use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
 
 use super::disk::Disk;
-use super::fetch::{Chunk, Doubt, FETCH_WAIT};
+use super::fetch::{Chunk, Doubt};
 use super::freed;
 use super::partition::answer_done;
 use super::shared::Shared;
@@ -166,20 +165,6 @@ impl Filling {
         Ok(())
     }
 
-    /// What a node says of its replica of an extent; `None` if it has none.
-    pub(super) async fn state_at(
-        &self,
-        extent: ExtentId,
-        node: NodeId,
-    ) -> Result<Option<ExtentState>, DataError> {
-        let (partition, epoch) = (self.partition, self.epoch().await?);
-        let extents = vec![extent];
-        let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
-        let answer = self.shared.ask_node(node, &request, Bytes::new(), FETCH_WAIT).await?;
-        let (DataAnswer::Extents(states), _) = answer else { return Err(DataError::Invalid) };
-        Ok(states.into_iter().find(|state| state.extent == extent))
-    }
-
     /// Whether [`Filling::copy_freed`] will find something: it reads the blocks in which that ends.
     async fn has_freed(&self, extent: ExtentId, source: NodeId) -> Result<bool, DataError> {
         let epoch = self.epoch().await?;
@@ -206,7 +191,7 @@ impl Filling {
         self.on_extent(extent, move |store| store.free(&ranges, &mut Vec::new())).await
     }
 
-    async fn epoch(&self) -> Result<Epoch, DataError> {
+    pub(super) async fn epoch(&self) -> Result<Epoch, DataError> {
         let partition = self.partition;
         let epoch =
             move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);

@@ -8,14 +8,11 @@
 //! What cannot be had is marked as damaged: it may be wrong, and its bytes stay for whoever can tell. Since
 //! that may be the last copy, members that are late are waited for first.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use bytes::Bytes;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, NodeId};
-use milpa_wire::data::{
-    Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState, TRANSFER_BYTES_MAX,
-};
+use milpa_wire::data::{Configuration, ExtentState, TRANSFER_BYTES_MAX};
 use tokio::time::Instant;
 
 use crate::store::{ExtentStore, StoreError};
@@ -23,18 +20,15 @@ use crate::store::{ExtentStore, StoreError};
 use super::fetch::{BEHIND_PAUSE, Chunk};
 use super::fill::Filling;
 use super::freed::FreedRanges;
+use super::held::States;
 use super::readable::promised;
 use super::replace::replace_chunk;
 
-const ASK_WAIT: Duration = Duration::from_secs(5);
 /// All members that are silent or behind are waited for so long, in all.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// So many blocks (256 MiB) are marked as damaged at most while a member is silent that may have them; and so many are
 /// remembered, to be repaired soon. The scrub finds the others.
 const LEFT_MAX: u64 = 65_536;
-
-/// States of extents by their ids.
-pub(super) type States = BTreeMap<ExtentId, ExtentState>;
 
 /// Bytes of an extent that are here, that the leader does not have, and that may have been overwritten.
 #[derive(Debug, PartialEq, Eq)]
@@ -270,7 +264,7 @@ async fn states_as_of(
             return Err(error);
         }
     }
-    patiently(deadline, async || states_at(filling, member, epoch, extents).await).await
+    patiently(deadline, async || filling.states_of(member, epoch, Some(extents)).await).await
 }
 
 /// Asks again while who is asked is late.
@@ -297,23 +291,6 @@ fn is_late(error: &DataError) -> bool {
             | DataError::StaleEpoch { .. }
             | DataError::WrongPartition
     )
-}
-
-async fn states_at(
-    filling: &Filling,
-    member: NodeId,
-    epoch: Epoch,
-    extents: &[ExtentId],
-) -> Result<States, DataError> {
-    let mut states = States::new();
-    for extents in extents.chunks(EXTENT_STATES_MAX) {
-        let (partition, extents) = (filling.partition, extents.to_vec());
-        let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
-        let answer = filling.shared.ask_node(member, &request, Bytes::new(), ASK_WAIT).await?;
-        let (DataAnswer::Extents(found), _) = answer else { return Err(DataError::Invalid) };
-        states.extend(found.into_iter().map(|state| (state.extent, state)));
-    }
-    Ok(states)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use milpa_types::ExtentId;
 
-use super::overwrites::CommittedOverwrite;
+use super::apply::CommittedOverwrite;
 
 /// Bytes kept for a partition. If more came behind one that is hindered, that one waits for another replica.
 const BYTES_MAX: usize = 64 << 20;

@@ -9,6 +9,7 @@
 mod access;
 mod align;
 mod appends;
+mod apply;
 mod configure;
 #[cfg(any(test, feature = "decoders"))]
 pub(crate) mod decoding {
@@ -25,6 +26,7 @@ mod freed;
 mod gaps;
 mod handed;
 mod heartbeat;
+mod held;
 mod leave;
 mod licence;
 mod lost;

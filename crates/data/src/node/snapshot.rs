@@ -10,13 +10,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use milpa_raft::{InstallSnapshot, SnapshotDescriptor};
 use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
-use milpa_wire::data::{Configuration, DataAnswer, DataRequest, EXTENT_STATES_MAX, ExtentState};
+use milpa_wire::data::{Configuration, DataAnswer, DataRequest, ExtentState};
 
 use crate::store::StoreError;
 
 use super::disk::Disk;
 use super::fill::Filling;
-use super::gaps::{self, States};
+use super::gaps;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
@@ -101,8 +101,8 @@ async fn copy(
     let configuration = configuration_with_us(filling, leader).await?;
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.
-    let own = states_here(filling).await?;
-    let led = states_at_leader(filling, leader, configuration.epoch).await?;
+    let own = filling.states_of(filling.shared.node, configuration.epoch, None).await?;
+    let led = filling.states_of(leader, configuration.epoch, None).await?;
     let gaps = gaps::find(filling, (leader, index), &configuration, &own, &led).await?;
     for state in led.values().filter(|state| state.overwritten) {
         let blocks = copy_extent(filling, leader, state, index).await?;
@@ -117,34 +117,6 @@ async fn copy(
             "blocks that nobody gave did not come with the snapshot; they are repaired");
     }
     Ok(configuration)
-}
-
-/// Page by page.
-async fn states_at_leader(
-    filling: &Filling,
-    leader: NodeId,
-    epoch: Epoch,
-) -> Result<States, DataError> {
-    let (mut after, mut states) = (None, States::new());
-    loop {
-        let (partition, extents) = (filling.partition, Vec::new());
-        let request = DataRequest::ExtentInfo { partition, epoch, extents, after };
-        let answer = filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await?;
-        let (DataAnswer::Extents(page), _) = answer else { return Err(DataError::Invalid) };
-        let (count, last) = (page.len(), page.last().map(|state| state.extent));
-        states.extend(page.into_iter().map(|state| (state.extent, state)));
-        if count < EXTENT_STATES_MAX || last <= after {
-            return Ok(states);
-        }
-        after = last;
-    }
-}
-
-async fn states_here(filling: &Filling) -> Result<States, DataError> {
-    let store = filling.store.clone();
-    let states = filling.shared.run_slow(filling.disk, move || store.states(&[])).await;
-    let states = states.ok_or(DataError::Busy)?;
-    Ok(states.into_iter().map(|state| (state.extent, state)).collect())
 }
 
 /// Gives the blocks that the leader could not give. `NotHere` if it has lost the extent since it was asked for its state.
