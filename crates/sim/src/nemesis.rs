@@ -8,6 +8,8 @@ use crate::stalls::Span;
 
 /// A node that is drained for longer is told to stay.
 const DRAIN_MS: u64 = 60_000;
+/// A server that ended as its disk failed is back, and has caught up.
+const RESTART_MS: u64 = 5_000;
 
 /// A fault, against machines by their place in the simulation's list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,8 +27,9 @@ pub(crate) enum Fault {
     WallJump(usize, i64),
     SlowDisk(usize, u64),
     SlowLink(usize, u64),
-    FailedWrite(usize),
-    FailedSync(usize),
+    /// With how long the server is out of service for it.
+    FailedWrite(usize, u64),
+    FailedSync(usize, u64),
     FullDisk(usize),
     FailedRead(usize),
     LostWrite(usize),
@@ -58,9 +61,10 @@ impl Fault {
             | Fault::Isolate(place)
             | Fault::FullDisk(place)
             | Fault::Pause(place, _) => span(Some(place), lasts_ms),
-            Fault::FailedWrite(place)
-            | Fault::FailedSync(place)
-            | Fault::Lose(place)
+            Fault::FailedWrite(place, kept_ms) | Fault::FailedSync(place, kept_ms) => {
+                span(Some(place), kept_ms)
+            }
+            Fault::Lose(place)
             | Fault::OldDisk(place) => span(Some(place), u64::MAX),
             // Which of the two is the broken one is anybody's guess.
             Fault::OneWay(..)
@@ -116,6 +120,12 @@ impl Victims {
         [&self.managers[..], &self.meta, &self.data].concat()
     }
 
+    /// The servers whose disks rot and lie: one that has copies of data, and one of names. What the others hold
+    /// stays good.
+    fn have_bad_disks(&self) -> Vec<usize> {
+        self.data.first().into_iter().chain(self.meta.first()).copied().collect()
+    }
+
     fn group_of(&self, place: usize) -> &[usize] {
         let groups = [&self.managers, &self.meta, &self.data];
         groups.into_iter().find(|group| group.contains(&place)).map_or(&[], Vec::as_slice)
@@ -130,6 +140,7 @@ pub(crate) struct Nemesis {
     every_ms: u64,
     lasts_ms: u64,
     is_gentle: bool,
+    data_disks_fail: bool,
     next_ms: u64,
     /// When each impaired machine is well again.
     impaired: BTreeMap<usize, u64>,
@@ -155,6 +166,7 @@ impl Nemesis {
             every_ms: options.fault_every_ms,
             lasts_ms: options.fault_lasts_ms,
             is_gentle: options.is_gentle,
+            data_disks_fail: options.data_disks_fail,
             next_ms: 0,
             impaired: BTreeMap::new(),
             mends: BTreeMap::new(),
@@ -236,8 +248,9 @@ impl Nemesis {
         (is_alone || !self.is_gentle).then_some(place)
     }
 
-    fn data_server(&mut self) -> Option<usize> {
-        self.server().filter(|place| self.victims.data.contains(place))
+    /// A server whose disk may damage what it holds.
+    fn bad_disk(&mut self) -> Option<usize> {
+        self.random.pick(&self.victims.have_bad_disks()).copied()
     }
 
     fn draw(&mut self, name: &str, now_ms: u64, lasts_ms: u64) -> Option<Fault> {
@@ -303,29 +316,31 @@ impl Nemesis {
                 Some(Fault::SlowLink(place, self.random.between(5, 400)))
             }
             "disk-error" => {
-                let place = self.data_server()?;
-                // What is fenced stays so until the server gets another disk; it is counted as
-                // impaired for a long time.
-                self.impaired.insert(place, u64::MAX);
-                Some(if self.random.chance(1, 2) {
-                    Fault::FailedWrite(place)
-                } else {
-                    Fault::FailedSync(place)
+                let place = self.server()?;
+                let is_data = self.victims.data.contains(&place);
+                if is_data && !self.data_disks_fail {
+                    return None;
+                }
+                // A data node goes on without a disk that failed, until it is restarted; another node ends,
+                // and its supervisor starts it again.
+                let kept_ms = if is_data { u64::MAX } else { RESTART_MS };
+                self.impaired.insert(place, now_ms.saturating_add(kept_ms));
+                Some(match self.random.chance(1, 2) {
+                    true => Fault::FailedWrite(place, kept_ms),
+                    false => Fault::FailedSync(place, kept_ms),
                 })
             }
             "full-disk" => {
-                let place = self.data_server()?;
+                let place = self.server()?;
                 self.impair(place, until, Mend::EmptyDisk(place));
                 Some(Fault::FullDisk(place))
             }
             "rot" => {
-                // One server's copies only: the others stay good.
-                let place = *self.victims.data.first()?;
-                Some(Fault::Rot(place))
+                Some(Fault::Rot(self.bad_disk()?))
             }
-            "read-error" => Some(Fault::FailedRead(*self.random.pick(&self.victims.data)?)),
+            "read-error" => Some(Fault::FailedRead(*self.random.pick(&self.victims.servers())?)),
             "lie" => {
-                let place = *self.victims.data.first()?;
+                let place = self.bad_disk()?;
                 Some(match self.random.chance(1, 2) {
                     true => Fault::LostWrite(place),
                     false => Fault::MisdirectedWrite(place),
@@ -348,7 +363,7 @@ impl Nemesis {
                 let nodes = [&self.victims.meta[..], &self.victims.data].concat();
                 let place = *self.random.pick(&nodes)?;
                 // A disk that lies as it is set up may lose what says whose it is, and nobody has that twice.
-                if self.weights.lie > 0 && self.victims.data.first() == Some(&place) {
+                if self.weights.lie > 0 && self.victims.have_bad_disks().contains(&place) {
                     return None;
                 }
                 self.drains_ms = now_ms + self.random.between(1_000, DRAIN_MS);

@@ -71,7 +71,7 @@ pub(crate) struct Weights {
     pub slow_link: u64,
     /// A write or flush fails (F9).
     pub disk_error: u64,
-    /// A data server's disk is full for a while (F8).
+    /// A server's disk is full for a while (F8).
     pub full_disk: u64,
     /// A bit of a server's disk flips, in the only data or meta server whose disk rots (F5).
     pub rot: u64,
@@ -81,9 +81,9 @@ pub(crate) struct Weights {
     pub client_pause: u64,
     /// The volume grows, or a meta partition is split (F21).
     pub grow: u64,
-    /// A read fails once, on any data server (F9).
+    /// A read fails once, on any server (F9).
     pub read_error: u64,
-    /// A write is acknowledged and lost, or lands elsewhere, on the only data server whose disk lies
+    /// A write is acknowledged and lost, or lands elsewhere, on the only data or meta server whose disk lies
     /// (F4, F6).
     pub lie: u64,
     /// A meta or data server loses all that it holds, and comes back as a new one (F21).
@@ -125,6 +125,8 @@ pub(crate) struct Options {
     pub fault_lasts_ms: u64,
     /// At most one server of each role is impaired at a time.
     pub is_gentle: bool,
+    /// Whether disks of data nodes fail with the others.
+    pub data_disks_fail: bool,
     /// When all is mended, a data and a meta node find damage as they start (F5).
     pub rots_at_rest: bool,
     pub weights: Weights,
@@ -164,13 +166,14 @@ impl Options {
             fault_every_ms: *random.pick(&[300, 1_000, 3_000]).unwrap_or(&1_000),
             fault_lasts_ms: *random.pick(&[1_000, 5_000, 20_000]).unwrap_or(&5_000),
             is_gentle: random.chance(1, 2),
+            data_disks_fail: true,
             rots_at_rest: false,
             weights: Weights::default(),
             crash: settings.crash.clone(),
         };
         options.weights = Weights::draw(&mut random);
         options.rots_at_rest = options.weights.rot > 0;
-        if options.weights.rot + options.weights.drain > 0 {
+        if options.weights.rot + options.weights.lie + options.weights.drain > 0 {
             // A meta replica that cannot be read is made anew on another node only, and one that leaves.
             options.meta_nodes += 1;
         }
@@ -193,10 +196,9 @@ impl Options {
             // As below: what is damaged behind our back is one copy, what is gone with a server another.
             (options.weights.lose, options.weights.old_disk) = (0, 0);
         }
-        if options.weights.lie + options.weights.lose + options.weights.old_disk > 0 {
-            // What a disk loses behind our back, or a server, and another disk's end are two copies of three.
-            options.weights.disk_error = 0;
-        }
+        // What a disk loses behind our back, or a server, and another disk's end are two copies of three.
+        let Weights { lie, lose, old_disk, .. } = options.weights;
+        options.data_disks_fail = lie + lose + old_disk == 0;
         options
     }
 

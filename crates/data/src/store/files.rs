@@ -24,6 +24,16 @@ pub trait StoreFiles: Send + Sync {
     ///
     /// As open(2).
     fn open(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>>;
+    /// Opens a file that an earlier life of the process left: see [`File::open_from_medium`].
+    ///
+    /// # Errors
+    ///
+    /// As open(2).
+    fn open_from_medium(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
+        let file = self.open(path)?;
+        file.advise(Advice::Release, 0, 0);
+        Ok(file)
+    }
     /// Unlinks a file.
     ///
     /// # Errors

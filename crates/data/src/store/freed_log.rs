@@ -145,7 +145,7 @@ impl FreedLog {
         partition: PartitionId,
     ) -> io::Result<Loaded> {
         let path = directory.join(NAME);
-        let file = match files.open(&path) {
+        let file = match files.open_from_medium(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let file = files.create(&path)?;
                 write_zeros(&*file, 0, CAPACITY_MIN)?;

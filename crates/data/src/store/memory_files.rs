@@ -3,13 +3,16 @@
 //! What a flush has reported is durable. Of everything since, [`MemoryFiles::cut_power`] keeps a
 //! random part: each 512-byte sector of each 4 KiB page returns in one of the states that it had
 //! since the last flush began. Directory changes are durable after `sync_directory`; of later ones a random
-//! prefix survives, as with a journal. Calls can be made to fail. Every choice comes from the
-//! seed that the test gives.
+//! prefix survives, as with a journal. Calls can be made to fail; a flush that fails leaves what it was for
+//! readable and clean, as Linux does, until the memory is given back or the power goes. Every choice comes
+//! from the seed that the test gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+
+use milpa_host::disk::Advice;
 
 use super::files::{StoreFile, StoreFiles};
 use super::lock;
@@ -50,7 +53,26 @@ struct Content {
     pages: BTreeMap<u64, Page>,
     /// Pages that became holes, to be given back when that is durable.
     punched: BTreeSet<u64>,
+    /// Pages that a failed flush left clean: no later one writes them.
+    unwritten: BTreeSet<u64>,
     length: u64,
+}
+
+impl Content {
+    /// A flush has failed: what it was for is read back, and written no more.
+    fn flush_failed(&mut self) {
+        let dirty = self.pages.iter().filter(|(_, page)| page.len() > 1);
+        self.unwritten.extend(dirty.map(|(number, _)| *number));
+    }
+
+    /// Reads come from the medium again.
+    fn release(&mut self) {
+        for number in std::mem::take(&mut self.unwritten) {
+            if let Some(page) = self.pages.get_mut(&number) {
+                page.truncate(1);
+            }
+        }
+    }
 }
 
 #[derive(Clone)]
@@ -174,6 +196,7 @@ impl MemoryFiles {
         let mode = random.below(4);
         for file in disk.names.values() {
             let mut content = lock(file);
+            content.release();
             // A hole that was not durable is a page again.
             content.punched.clear();
             for page in content.pages.values_mut() {
@@ -379,6 +402,7 @@ impl StoreFile for MemoryFile {
             }
             let mut content = lock(&self.file);
             content.punched.remove(&number);
+            content.unwritten.remove(&number);
             let page = content.pages.entry(number).or_insert_with(zero_page);
             let mut state = page.last().map_or([0; PAGE], |state| **state);
             if let Some(target) = state.get_mut(within..within + now.len()) {
@@ -392,10 +416,20 @@ impl StoreFile for MemoryFile {
         Ok(())
     }
 
+    fn advise(&self, advice: Advice, _offset: u64, _length: u64) {
+        if advice == Advice::Release {
+            lock(&self.file).release();
+        }
+    }
+
     fn sync(&self) -> io::Result<()> {
-        let content = self.content(Call::Sync)?;
-        let covered: Vec<_> =
-            content.pages.iter().map(|(number, page)| (*number, page.len())).collect();
+        let content = self.content(Call::Sync).inspect_err(|_| {
+            if lock(&self.disk.disk).generation == self.generation {
+                lock(&self.file).flush_failed();
+            }
+        })?;
+        let dirty = content.pages.iter().filter(|(number, _)| !content.unwritten.contains(number));
+        let covered: Vec<_> = dirty.map(|(number, page)| (*number, page.len())).collect();
         drop(content);
         let hook = lock(&self.disk.sync_hook).take();
         if let Some(hook) = hook {
@@ -424,9 +458,10 @@ impl StoreFile for MemoryFile {
         let mut content = self.content(Call::Write)?;
         let end = offset.saturating_add(length);
         let first = offset / PAGE as u64;
-        let Content { pages, punched, .. } = &mut *content;
+        let Content { pages, punched, unwritten, .. } = &mut *content;
         for (number, page) in pages.range_mut(first..=end.saturating_sub(1) / PAGE as u64) {
             let start = number * PAGE as u64;
+            unwritten.remove(number);
             let mut state = page.last().map_or([0; PAGE], |state| **state);
             let low = offset.saturating_sub(start) as usize;
             let high = (end - start).min(PAGE as u64) as usize;

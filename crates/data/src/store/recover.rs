@@ -4,6 +4,9 @@
 //! damage: it stays part of the extent, is reported, and is repaired from a peer. Above it, the
 //! longest prefix of verifying blocks counts, whatever lies behind. Nothing is cut here: that happens before
 //! the next append, or by [`super::ExtentStore::seal`].
+//!
+//! All is read from the medium: a process that begins again after a flush has failed would find in the page
+//! cache what never got there, and the next flush would call it durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -158,7 +161,7 @@ fn check_label(
         return write_label(disk, directory, partition).map_err(failed);
     }
     let mut bytes = [0; LABEL_BYTES];
-    let file = disk.files().open(&path).map_err(failed)?;
+    let file = disk.files().open_from_medium(&path).map_err(failed)?;
     file.read_at(&mut bytes, 0).map_err(failed)?;
     let found = match decode_label(&bytes) {
         Ok(found) => found,
@@ -241,7 +244,7 @@ fn recover_patiently(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
 }
 
 fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
-    let file = store.disk.files().open(&extent_path(&store.directory, id))?;
+    let file = store.disk.files().open_from_medium(&extent_path(&store.directory, id))?;
     let mut slots = [0; 2 * HEADER_STRIDE as usize];
     file.read_at(&mut slots, HEADER_OFFSET)?;
     let (first, second) = slots.split_at(HEADER_STRIDE as usize);

@@ -11,7 +11,9 @@
 //!
 //! What was written and not synced may be there after a power cut, in parts, or not at all. A new name,
 //! a rename or a removal counts only after [`sync_directory`]. A failed sync says nothing about what
-//! is on the medium, and must not be repeated in hope.
+//! is on the medium, and must not be repeated in hope. Nor does a read: what a failed sync was for stays in
+//! the system's memory, and looks written. Who begins where another life ended opens with
+//! [`File::open_from_medium`].
 
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -42,7 +44,8 @@ pub enum Advice {
     /// Begin to write it to the device, so that a later sync finds little to do and others' syncs do not
     /// wait behind it.
     WriteBack,
-    /// Give back the memory that is kept of it for the next reader. What is not on the device yet stays.
+    /// Give back the memory that is kept of it for the next reader. What is still to be written stays; what a
+    /// failed sync was for goes, and reads see what is on the device.
     Release,
 }
 
@@ -93,6 +96,8 @@ pub trait SimulatedFile: std::fmt::Debug + Send + Sync {
     fn punch(&self, offset: u64, length: u64) -> io::Result<()>;
     fn truncate(&self, length: u64) -> io::Result<()>;
     fn status(&self) -> io::Result<Status>;
+    /// All of it.
+    fn release(&self);
 }
 
 /// A lock that is held until it is dropped, or its machine loses power.
@@ -119,6 +124,18 @@ impl File {
             Some(world) => Kind::Simulated(world.disk().open(path, how)?),
             None => Kind::System(Arc::new(system::open(path, how)?)),
         }))
+    }
+
+    /// Opens a file that an earlier life of the process left, so that reads see what is on the medium, or will
+    /// be: Linux keeps what a failed sync was for as if it were written, and lets the next one succeed.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](File::open).
+    pub fn open_from_medium(path: &Path) -> io::Result<File> {
+        let file = File::open(path, Open::Existing)?;
+        file.advise(Advice::Release, 0, 0);
+        Ok(file)
     }
 
     /// Reads until `buffer` is full or the file ends; gives how many bytes there were.
@@ -157,10 +174,11 @@ impl File {
         }
     }
 
-    /// Tells the kernel what is to be expected of a range.
+    /// Tells the kernel what is to be expected of a range; a length of 0 is all that follows.
     pub fn advise(&self, advice: Advice, offset: u64, length: u64) {
         match &self.0 {
             Kind::System(file) => system::advise(file, advice, offset, length),
+            Kind::Simulated(file) if advice == Advice::Release && length == 0 => file.release(),
             Kind::Simulated(_) => {}
         }
     }

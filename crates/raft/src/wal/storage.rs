@@ -104,7 +104,8 @@ impl FileStorage {
 
     fn file(&mut self, name: &str) -> io::Result<&File> {
         if !self.files.contains_key(name) {
-            let file = File::open(&self.directory.join(name), Open::Existing)?;
+            // It is of an earlier life: those of this one are made here.
+            let file = File::open_from_medium(&self.directory.join(name))?;
             self.files.insert(name.to_owned(), file);
         }
         self.files.get(name).ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))

@@ -227,6 +227,12 @@ impl SimulatedFile for Handle {
         self.mount.changing()?.truncate(self.number, length)
     }
 
+    fn release(&self) {
+        if let Ok(mut platter) = self.mount.alive() {
+            platter.release(self.number);
+        }
+    }
+
     fn status(&self) -> io::Result<Status> {
         let mut platter = self.mount.alive()?;
         let content = &platter.file(self.number)?.current;

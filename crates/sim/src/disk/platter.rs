@@ -95,6 +95,8 @@ pub(super) struct FileNode {
     unsynced: Vec<Change>,
     /// What `unsynced` holds in memory.
     dirty_bytes: u64,
+    /// A sync has failed: `current` has what neither is durable nor will be.
+    is_unwritten: bool,
 }
 
 /// What a disk held at a time, as far as it was durable.
@@ -425,19 +427,23 @@ impl Platter {
     pub(super) fn sync(&mut self, number: u64) -> io::Result<()> {
         self.counts.syncs += 1;
         if let Err(error) = self.ordered(Ordered::FailSync) {
-            // As Linux does: the pages are marked clean, whatever became of them.
             if let Some(file) = self.files.get_mut(&number) {
-                file.unsynced.clear();
-                file.dirty_bytes = 0;
-                file.current = file.durable.clone();
+                file.sync_failed();
             }
-            self.count_allocated();
             return Err(error);
         }
         if !self.drops_sync() {
             self.file(number)?.sync();
         }
         Ok(())
+    }
+
+    /// The system gives back what memory it can: what it has as written is read from the medium again.
+    pub(super) fn release(&mut self, number: u64) {
+        if let Some(file) = self.files.get_mut(&number) {
+            file.release();
+        }
+        self.count_allocated();
     }
 
     /// Makes everything durable, as a machine does before it is switched off.
@@ -597,6 +603,12 @@ impl FileNode {
         if self.unsynced.is_empty() {
             return;
         }
+        if self.is_unwritten {
+            self.unsynced.iter().for_each(|change| change.apply(&mut self.durable));
+            self.unsynced.clear();
+            self.dirty_bytes = 0;
+            return;
+        }
         let blocks: u64 = self.unsynced.iter().map(Change::blocks).sum();
         // What is less work: both give the same.
         if blocks > 256.max(self.current.allocated() / BLOCK / 8)
@@ -616,7 +628,22 @@ impl FileNode {
         self.dirty_bytes = 0;
     }
 
+    /// As Linux does: the pages are clean, readers see them, and no later sync writes them.
+    fn sync_failed(&mut self) {
+        self.is_unwritten |= !self.unsynced.is_empty();
+        self.unsynced.clear();
+        self.dirty_bytes = 0;
+    }
+
+    fn release(&mut self) {
+        if std::mem::take(&mut self.is_unwritten) {
+            self.current = self.durable.clone();
+            self.unsynced.iter().for_each(|change| change.apply(&mut self.current));
+        }
+    }
+
     fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) {
+        self.release();
         if self.unsynced.is_empty() {
             return;
         }

@@ -49,8 +49,6 @@ impl Simulation {
             Fault::Kill(a)
             | Fault::Power(a)
             | Fault::Isolate(a)
-            | Fault::FailedWrite(a)
-            | Fault::FailedSync(a)
             | Fault::FullDisk(a)
             | Fault::FailedRead(a)
             | Fault::LostWrite(a)
@@ -63,6 +61,8 @@ impl Simulation {
                 format!("{fault:?} = {}", name(a))
             }
             Fault::Freeze(a, _)
+            | Fault::FailedWrite(a, _)
+            | Fault::FailedSync(a, _)
             | Fault::Pause(a, _)
             | Fault::WallJump(a, _)
             | Fault::SlowDisk(a, _)
@@ -112,8 +112,8 @@ impl Simulation {
             Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
             Fault::LostWrite(place) => self.order_lie(place, Ordered::LoseWrite),
             Fault::MisdirectedWrite(place) => self.order_lie(place, Ordered::MisdirectWrite),
-            Fault::FailedWrite(place) => self.order_failure(place, Ordered::FailWrite),
-            Fault::FailedSync(place) => {
+            Fault::FailedWrite(place, _) => self.order_failure(place, Ordered::FailWrite),
+            Fault::FailedSync(place, _) => {
                 // What the disk drops then is lost as in a power cut.
                 self.order_failure(place, Ordered::FailSync);
                 self.unsynced_were_lost(place);
@@ -124,7 +124,8 @@ impl Simulation {
                     disk.options.capacity_bytes = disk.allocated();
                 }
             }
-            Fault::Rot(place) => self.rot(place, &CONTENT),
+            Fault::Rot(place) if self.is_part(place, Part::Data) => self.rot(place, &CONTENT),
+            Fault::Rot(place) => self.rot(place, &REPLICA),
             Fault::ClientKill(place) => self.kill_client(place),
             Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
             Fault::Lose(place) => self.lose(place),
@@ -243,6 +244,10 @@ impl Simulation {
         }
     }
 
+    fn is_part(&self, place: usize, part: Part) -> bool {
+        self.machines.get(place).is_some_and(|placed| placed.part == part)
+    }
+
     fn order(&self, place: usize, what: Ordered) {
         if let Some(placed) = self.machines.get(place) {
             placed.machine.disk().ordered.push_back(what);
@@ -253,7 +258,9 @@ impl Simulation {
     fn order_lie(&mut self, place: usize, what: Ordered) {
         let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
         if self.machines.get(place).is_some_and(is_idle) {
-            self.harmed.insert(place);
+            if self.is_part(place, Part::Data) {
+                self.harmed.insert(place);
+            }
             self.order(place, what);
         }
     }
@@ -264,7 +271,6 @@ impl Simulation {
     }
 
     fn rot(&mut self, place: usize, names: &[&str]) {
-        self.harmed.insert(place);
         self.unsynced_were_lost(place);
         let Some(placed) = self.machines.get(place) else { return };
         let hit = placed.machine.disk().rot(|path| is_below(path, names));

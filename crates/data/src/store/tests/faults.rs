@@ -33,6 +33,31 @@ fn after_a_failed_flush_nothing_is_written_or_flushed_again() {
     assert_eq!((world.files.syncs(), world.files.writes()), (syncs, writes));
 }
 
+/// Fsyncgate, and then the process starts again: what the failed flush was for is still in the page cache, clean. Who
+/// builds on it is told by the next flush that it is durable, and it never was. Found by a reader.
+#[test]
+fn what_a_failed_flush_left_in_memory_is_not_built_upon_by_the_next_life() {
+    for seed in 1..20 {
+        let world = World::with_extent();
+        world.append(&pattern(1, 10_000)).unwrap();
+        world.flush().unwrap();
+        world.append(&pattern(2, 20_000)).unwrap();
+        world.free(0, 4_096);
+        world.files.fail(Fault { call: Call::Sync, after: 0, errno: EIO });
+        assert!(matches!(world.flush(), Err(StoreError::DiskFailed)));
+
+        let world = world.kill();
+        world.append(&pattern(3, 5_000)).unwrap();
+        world.flush().unwrap();
+        let acknowledged = world.length(LARGE);
+        let bytes = world.read(4_096, acknowledged as usize - 4_096).unwrap();
+
+        let world = world.crash(seed);
+        assert!(world.length(LARGE) >= acknowledged, "{} of {acknowledged}", world.length(LARGE));
+        assert_eq!(world.read(4_096, bytes.len()).unwrap(), bytes);
+    }
+}
+
 /// EIO at the n-th write or flush, for every n of a small life: the disk is fenced, no operation
 /// reports success that a crash then takes back.
 #[test]
