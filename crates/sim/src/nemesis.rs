@@ -64,8 +64,7 @@ impl Fault {
             Fault::FailedWrite(place, kept_ms) | Fault::FailedSync(place, kept_ms) => {
                 span(Some(place), kept_ms)
             }
-            Fault::Lose(place)
-            | Fault::OldDisk(place) => span(Some(place), u64::MAX),
+            Fault::Lose(place) | Fault::OldDisk(place) => span(Some(place), u64::MAX),
             // Which of the two is the broken one is anybody's guess.
             Fault::OneWay(..)
             | Fault::PowerEverywhere
@@ -335,9 +334,7 @@ impl Nemesis {
                 self.impair(place, until, Mend::EmptyDisk(place));
                 Some(Fault::FullDisk(place))
             }
-            "rot" => {
-                Some(Fault::Rot(self.bad_disk()?))
-            }
+            "rot" => Some(Fault::Rot(self.bad_disk()?)),
             "read-error" => Some(Fault::FailedRead(*self.random.pick(&self.victims.servers())?)),
             "lie" => {
                 let place = self.bad_disk()?;

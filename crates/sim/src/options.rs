@@ -173,11 +173,8 @@ impl Options {
         };
         options.weights = Weights::draw(&mut random);
         options.rots_at_rest = options.weights.rot > 0;
-        if options.weights.rot + options.weights.lie + options.weights.drain > 0 {
-            // A meta replica that cannot be read is made anew on another node only, and one that leaves.
-            options.meta_nodes += 1;
-        }
         if options.weights.drain > 0 {
+            options.meta_nodes += 1;
             options.data_nodes = options.data_nodes.max(4);
         }
         if calm {

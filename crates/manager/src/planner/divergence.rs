@@ -36,7 +36,7 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         for (node, mark) in said.iter().filter(|(hash, _)| *hash != right).flat_map(|(_, n)| n) {
             plan.problems.push(format!(
                 "meta partition {id}: the replica on node {node} DIFFERS from the others at log \
-                 index {index}: it is refused, and made again elsewhere"
+                 index {index}: it is refused, and made again"
             ));
             let (node, partition, mark) = (*node, id, *mark);
             plan.steps.push(Step::Refuse { node, partition, mark });

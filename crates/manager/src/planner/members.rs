@@ -5,9 +5,14 @@
 //! takes out the one that it replaces. A member without replacement stays: a group is never made
 //! smaller than the cluster can help.
 //!
+//! One of which only the node is left takes part in nothing: without it the group needs as many of the others
+//! as with it. So if there is no other place, it is taken out first, what is left of it is deleted when all
+//! members know that, and then its node is as good a place as any.
+//!
 //! ```text
 //! record              the group's leader reports      next
 //! member is bad       voters = members                BeginTask: joining = the new one
+//! member is lost      voters = members, no other node SetMembers: the others
 //! joining             it is no learner yet            step: learners = [joining]
 //! joining             it is a learner and current     SetMembers: joining for the bad one
 //! joining = none      voters differ from members      step: voters = members
@@ -55,9 +60,14 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
                 let task = NewTask { partition, place, reason, begun_unix_ms, deadline_unix_ms };
                 plan.commands.push(CommandV1::BeginTask(task));
             }
-            Err(shortage) => {
-                problems.insert(format!("meta partition {}: {reason}; {shortage}", record.id));
-            }
+            Err(shortage) => match without_lost(view, record) {
+                Some(members) => {
+                    plan.commands.push(CommandV1::SetMembers { partition: record.id, members });
+                }
+                None => {
+                    problems.insert(format!("meta partition {}: {reason}; {shortage}", record.id));
+                }
+            },
         }
     }
     plan.problems.extend(problems);
@@ -83,6 +93,13 @@ fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason
     });
     let serves = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
     bad.min_by_key(|(node, reason)| matches!(reason, TaskReason::NodeDraining(_)) && serves(*node))
+}
+
+/// The members but one whose replica is lost, and whose node is not, if they can go on by themselves.
+fn without_lost(view: View<'_>, record: &MetaRecord) -> Option<Vec<NodeId>> {
+    let (lost, TaskReason::ReplicaLost(_)) = bad_member(view, record)? else { return None };
+    let others: Vec<NodeId> = record.members.iter().copied().filter(|node| *node != lost).collect();
+    (others.len() > 1 && are_in_service(view, record, &others)).then_some(others)
 }
 
 /// What the leader of the group says, if it is heard.
@@ -159,15 +176,26 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
 /// counted it as a voter could be elected by it.
 #[must_use]
 pub fn is_whole(view: View<'_>, record: &MetaRecord) -> bool {
+    record.members.len() >= usize::from(view.policy.meta_replicas) && is_settled(view, record)
+}
+
+/// The same, however few they are: enough to delete what is damaged, of which nothing can be had.
+#[must_use]
+pub fn is_settled(view: View<'_>, record: &MetaRecord) -> bool {
+    let is_complete = |report: &MetaPartitionReport| {
+        has_members(report, &record.members) && report.learners.is_empty()
+    };
+    leader_report(view, record).is_some_and(|(_, report)| is_complete(report))
+        && are_in_service(view, record, &record.members)
+}
+
+/// Whether all of these members serve, are current, and know the members as they were decided.
+fn are_in_service(view: View<'_>, record: &MetaRecord, members: &[NodeId]) -> bool {
     let Some((leader, report)) = leader_report(view, record) else { return false };
     let own_report = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
-    let serves = |node: &NodeId| {
+    members.iter().all(|node| {
         meta_place(view, record, *node) == Place::Good
             && own_report(*node).is_some_and(|own| has_members(own, &record.members))
             && (*node == leader || report.current.contains(node))
-    };
-    has_members(report, &record.members)
-        && report.learners.is_empty()
-        && record.members.len() >= usize::from(view.policy.meta_replicas)
-        && record.members.iter().all(serves)
+    })
 }

@@ -373,7 +373,7 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
 
 /// Replicas at places that were dropped, or that their partition never knew: only while it has all
 /// its copies without them, in a configuration that has been adopted. Damaged ones of meta partitions
-/// too, once others have taken their places.
+/// are in the way of others, and go as soon as nobody counts them any more.
 fn remove_dropped(view: View<'_>, plan: &mut Plan) {
     let mut whole: std::collections::BTreeMap<PartitionId, bool> = Default::default();
     for node in view.state.nodes() {
@@ -390,10 +390,11 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
         }
         for partition in load.meta_held() {
             let Some(record) = view.state.meta_partition(partition) else { continue };
-            if !record.members.contains(&node)
-                && record.joining != Some(node)
-                && members::is_whole(view, record)
-            {
+            let is_needless = match load.meta_damaged.contains(&partition) {
+                true => members::is_settled(view, record),
+                false => members::is_whole(view, record),
+            };
+            if !record.members.contains(&node) && record.joining != Some(node) && is_needless {
                 plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
             }
         }

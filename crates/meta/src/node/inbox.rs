@@ -106,6 +106,11 @@ pub(crate) enum Event {
         /// The manager.
         responder: Responder,
     },
+    /// That a replica has caught up with its group is noted on disk, or will be after the next start.
+    JoinNoted {
+        /// Of which partition.
+        partition: PartitionId,
+    },
     /// A partition's deletion is noted on disk.
     DeletionNoted {
         /// Which.

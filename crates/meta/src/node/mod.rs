@@ -232,7 +232,7 @@ async fn start_and_loop(
     let (store, memory_limit) = (opened.store.clone(), memory_limit(&config));
     let ctx = Context::new(config, node, pool, managers, Rc::clone(&inbox), store);
     let ctx = Rc::new(ctx);
-    let mut shell = Shell::new(Rc::clone(&ctx));
+    let mut shell = Shell::new(Rc::clone(&ctx), opened.seed);
     let driver = start_raft(node, opened, &mut shell)?;
     running.replace(Some(Rc::clone(&ctx)));
     let service = Rc::new(Front { inbox: Rc::clone(&inbox) });

@@ -11,7 +11,7 @@ use milpa_types::{MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaNodeReport, MetaPartitionReport, MetaReply,
 };
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use super::inbox::{Asker, Event, done};
 use super::replica::Replica;
@@ -110,12 +110,42 @@ impl Shell {
         info!(%partition, volume = %definition.volume, slot = %definition.slot, joins,
             "new partition");
         if joins {
-            multi.create_group(partition, &[], &[], false);
+            self.join_group(multi, partition);
             self.replicas.insert(partition, Replica::joining(definition));
         } else {
             let campaign = definition.members.first() == Some(&self.ctx.node);
             multi.create_group(partition, &definition.members, &[], campaign);
             self.replicas.insert(partition, Replica::founded(definition));
+        }
+    }
+
+    /// Takes part in a group that exists, without a vote until it has caught up. Another replica may have been
+    /// here before it, and voted: who was taken out of the group since, and has not heard of it, would count on
+    /// this node (docs/decisions/0010).
+    pub(crate) fn join_group(&mut self, multi: &mut MultiRaft, partition: PartitionId) {
+        self.next_nonce = self.next_nonce.wrapping_add(1);
+        if multi.rejoin_group(partition, self.next_nonce) {
+            self.joining.insert(partition);
+        }
+    }
+
+    /// Notes who has caught up with its group. A note that cannot be removed is tried again at the next start.
+    pub(crate) fn note_joined(&mut self, multi: &MultiRaft) {
+        let has_joined = |partition: &PartitionId| !multi.is_rejoining(*partition);
+        for partition in self.joining.extract_if(.., has_joined) {
+            if !self.replicas.contains_key(&partition) {
+                continue;
+            }
+            self.joined.insert(partition);
+            let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
+            tokio::task::spawn_local(async move {
+                let noted = jobs::run("partitions", move || store.mark_joined(partition)).await;
+                let noted = noted.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+                if let Err(error) = noted {
+                    warn!(%partition, %error, "cannot note that a replica has joined its group");
+                }
+                inbox.push(Event::JoinNoted { partition });
+            });
         }
     }
 
@@ -125,7 +155,8 @@ impl Shell {
         if !self.replicas.contains_key(&partition) && !self.damaged.contains_key(&partition) {
             return responder.send(&done());
         }
-        if !self.deleting.insert(partition) {
+        // The note of one replica must not be taken from the next.
+        if self.joined.contains(&partition) || !self.deleting.insert(partition) {
             return responder.fail(MetaError::Busy);
         }
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));

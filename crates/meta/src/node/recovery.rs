@@ -32,6 +32,7 @@ pub(crate) struct Loaded {
     definition: Option<CreateMetaPartition>,
     snapshot: Option<(SnapshotDescriptor, Partition)>,
     started: bool,
+    joining: bool,
     deleted: bool,
     refused: bool,
 }
@@ -59,7 +60,7 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
 }
 
 fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
-    let Stored { mut definition, snapshots, started, deleted, refused } =
+    let Stored { mut definition, snapshots, started, joining, deleted, refused } =
         store.inspect(partition)?;
     let mut snapshot = None;
     for position in if deleted { Vec::new() } else { snapshots } {
@@ -77,7 +78,7 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
             }
         }
     }
-    Ok(Loaded { partition, definition, snapshot, started, deleted, refused })
+    Ok(Loaded { partition, definition, snapshot, started, joining, deleted, refused })
 }
 
 impl Shell {
@@ -147,6 +148,9 @@ impl Shell {
         };
         replica.started = one.started;
         replica.log.begun_ms = now_ms();
+        if one.joining {
+            self.join_group(multi, group);
+        }
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);
@@ -228,7 +232,7 @@ mod tests {
         let managers = Managers::new(pool.clone(), Vec::new());
         let store = SnapshotStore::open(directory.join("partitions")).unwrap();
         let inbox = Rc::new(Inbox::default());
-        Shell::new(Rc::new(Context::new(config, NODE, pool, managers, inbox, store)))
+        Shell::new(Rc::new(Context::new(config, NODE, pool, managers, inbox, store)), 1)
     }
 
     fn definition() -> CreateMetaPartition {

@@ -33,6 +33,10 @@ pub(crate) struct Shell {
     pub creating: BTreeSet<PartitionId>,
     /// Partitions whose group is not yet durable here, with the manager that waits for it.
     pub founding: BTreeMap<PartitionId, Responder>,
+    /// Partitions that were made to join their group, and have not caught up yet.
+    pub joining: BTreeSet<PartitionId>,
+    /// Those that have, until that is noted.
+    pub joined: BTreeSet<PartitionId>,
     /// Partitions whose deletion is being noted, or whose files are about to go.
     pub deleting: BTreeSet<PartitionId>,
     /// Snapshots to fetch, in the order Raft asked for them.
@@ -43,6 +47,8 @@ pub(crate) struct Shell {
     pub checks: Rc<()>,
     /// Numbers for reads that wait for heartbeats; unique in this process.
     pub next_read: u64,
+    /// The next number for a replica that catches up with its group; the first one was drawn by lot.
+    pub next_nonce: u64,
     /// Memory in use is above the limit, or the disk is full: no new inodes.
     pub is_full: bool,
     /// The node is about to stop: it leads as little as it can.
@@ -52,18 +58,22 @@ pub(crate) struct Shell {
 }
 
 impl Shell {
-    pub(crate) fn new(ctx: Rc<Context>) -> Shell {
+    /// With nothing yet. `seed` is another one for each process.
+    pub(crate) fn new(ctx: Rc<Context>, seed: u64) -> Shell {
         Shell {
             ctx,
             replicas: BTreeMap::new(),
             damaged: BTreeMap::new(),
             creating: BTreeSet::new(),
             founding: BTreeMap::new(),
+            joining: BTreeSet::new(),
+            joined: BTreeSet::new(),
             deleting: BTreeSet::new(),
             installs: Vec::new(),
             snapshot_jobs: 0,
             checks: Rc::default(),
             next_read: 1,
+            next_nonce: seed,
             is_full: false,
             leaving: false,
             freed_first: PartitionId::default(),
@@ -89,6 +99,9 @@ impl Shell {
             }
             Event::Defined { definition, result, responder } => {
                 self.defined(multi, definition, result, responder);
+            }
+            Event::JoinNoted { partition } => {
+                self.joined.remove(&partition);
             }
             Event::DeletionNoted { partition, result, responder } => {
                 self.deletion_noted(multi, partition, result, responder);

@@ -5,6 +5,7 @@
 //!                                                  snapshot can replay its log
 //! partitions/<id>/<index>-<term>.snapshot          numbers of 20 digits, the newest last
 //! partitions/<id>/started                          the replica has taken part: a missing log is a loss
+//! partitions/<id>/joining                          it has not caught up since it was made: it has no vote
 //! partitions/<id>/deleted                          to be forgotten, also by the log
 //! partitions/<id>/refused                          its state differed from most others': not to be served
 //! partitions/<id>/*.tmp, *.new                     unfinished, deleted at the start
@@ -29,6 +30,7 @@ use crate::core::Partition;
 const SUFFIX: &str = ".snapshot";
 const DEFINITION: &str = "definition";
 const STARTED: &str = "started";
+const JOINING: &str = "joining";
 const DELETED: &str = "deleted";
 const REFUSED: &str = "refused";
 const WRITING: &str = "writing.tmp";
@@ -49,6 +51,8 @@ pub(crate) struct Stored {
     pub(crate) snapshots: Vec<LogPosition>,
     /// Whether the replica has taken part in its group: then its log must exist.
     pub(crate) started: bool,
+    /// Whether it was made to join its group, and has not caught up since.
+    pub(crate) joining: bool,
     /// Whether the manager deleted it.
     pub(crate) deleted: bool,
     /// Whether the manager refused it.
@@ -94,6 +98,7 @@ impl SnapshotStore {
             }
             stored.snapshots.extend(parse_snapshot_name(&name));
             stored.started |= name == STARTED;
+            stored.joining |= name == JOINING;
             stored.deleted |= name == DELETED;
             stored.refused |= name == REFUSED;
         }
@@ -111,6 +116,9 @@ impl SnapshotStore {
         let directory = self.of(definition.partition);
         disk::create_directory(&directory)?;
         disk::sync_directory(&self.directory)?;
+        if definition.joins {
+            self.mark(definition.partition, JOINING)?;
+        }
         disk::replace(&directory.join(DEFINITION), &encode_definition(definition))
     }
 
@@ -121,6 +129,19 @@ impl SnapshotStore {
     /// The disk's.
     pub(crate) fn mark_started(&self, partition: PartitionId) -> io::Result<()> {
         self.mark(partition, STARTED)
+    }
+
+    /// Notes durably that a replica that joined its group has caught up. Repeating it is harmless.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn mark_joined(&self, partition: PartitionId) -> io::Result<()> {
+        let directory = self.of(partition);
+        match disk::remove(&directory.join(JOINING)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => disk::sync_directory(&directory),
+        }
     }
 
     /// Notes durably that the partition is deleted, before the log forgets it: a crash in between
@@ -307,6 +328,20 @@ mod tests {
 
     use super::*;
     use milpa_types::{MetaSlot, NodeId, VolumeId, VolumeOptions};
+
+    #[test]
+    fn one_that_joins_is_known_as_such_until_it_has_joined() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().join("partitions")).unwrap();
+        store.define(&definition(3)).unwrap();
+        assert!(!store.inspect(PartitionId(3)).unwrap().joining);
+        store.define(&CreateMetaPartition { joins: true, ..definition(4) }).unwrap();
+        assert!(store.inspect(PartitionId(4)).unwrap().joining);
+        for _ in 0..2 {
+            store.mark_joined(PartitionId(4)).unwrap();
+            assert!(!store.inspect(PartitionId(4)).unwrap().joining);
+        }
+    }
 
     fn definition(partition: u64) -> CreateMetaPartition {
         CreateMetaPartition {

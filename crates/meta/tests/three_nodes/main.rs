@@ -10,11 +10,14 @@ mod freeing;
 use std::time::{Duration, Instant};
 
 use cluster::client::{Client, create, name};
-use cluster::{Cluster, PATIENCE, eventually};
+use cluster::{Cluster, PATIENCE, VOLUME, eventually};
 use milpa_meta::core::{Partition, PartitionSetup};
-use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, PartitionId, Timestamp, VolumeOptions};
+use milpa_types::{
+    FileKind, InodeId, MetaError, MetaSlot, NodeId, PartitionId, Timestamp, VolumeOptions,
+};
 use milpa_wire::meta::{
-    MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics, MetaWrite, StateMark,
+    CreateMetaPartition, MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics,
+    MetaWrite, StateMark,
 };
 
 const FIRST: PartitionId = PartitionId(100);
@@ -524,10 +527,8 @@ fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
     assert!(log.exists(), "nothing of the rotten log was thrown away");
 }
 
-/// The story: a damaged replica was in no report, and deleting it was said to be done and was not. Its
-/// log kept the node's log from being cut, long after another replica had taken its place.
-#[test]
-fn a_damaged_replica_shows_and_can_be_deleted() {
+/// A node that does not lead has started with a rotten log.
+fn cluster_with_a_damaged_replica() -> (Cluster, Client, usize) {
     let mut cluster = Cluster::start(1, |_| {});
     let mut client = cluster.client();
     client.open_session(&cluster, 1);
@@ -538,7 +539,14 @@ fn a_damaged_replica_shows_and_can_be_deleted() {
     cluster.restart(rotten);
     let damaged = report(&cluster, rotten).expect("it says that it has it");
     assert!(damaged.is_damaged && damaged.leader.is_none() && damaged.marks.is_empty());
+    (cluster, client, rotten)
+}
 
+/// The story: a damaged replica was in no report, and deleting it was said to be done and was not. Its
+/// log kept the node's log from being cut, long after another replica had taken its place.
+#[test]
+fn a_damaged_replica_shows_and_can_be_deleted() {
+    let (mut cluster, mut client, rotten) = cluster_with_a_damaged_replica();
     let to = cluster.manager.address_of(cluster.nodes[rotten].id);
     let delete = MetaRequest::DeletePartition { partition: FIRST };
     assert_eq!(cluster.manager.ask(to, &delete), Ok(MetaAnswer::Done));
@@ -548,6 +556,56 @@ fn a_damaged_replica_shows_and_can_be_deleted() {
     cluster.restart(rotten);
     assert_eq!(report(&cluster, rotten), None);
     client.create(&cluster, "with two of three");
+}
+
+/// What managers do where no other node has room: the damaged one is taken out, deleted, and made again under
+/// the id that had voted before. A restart in the middle of it does no harm.
+#[test]
+fn a_damaged_replica_is_made_again_where_it_was() {
+    let (mut cluster, mut client, rotten) = cluster_with_a_damaged_replica();
+    let ids: Vec<NodeId> = cluster.nodes.iter().map(|node| node.id).collect();
+    let node = ids[rotten];
+    let others: Vec<NodeId> = ids.iter().copied().filter(|id| *id != node).collect();
+    let configure = |cluster: &Cluster, voters: &[NodeId], learners: &[NodeId]| {
+        let (voters, learners) = (voters.to_vec(), learners.to_vec());
+        let request = MetaRequest::Configure { partition: FIRST, voters, learners };
+        eventually("the members change", || {
+            let ask = |id: &NodeId| cluster.manager.ask(cluster.manager.address_of(*id), &request);
+            others.iter().any(|id| ask(id).is_ok()).then_some(())
+        });
+    };
+    let order = |cluster: &Cluster, request: &MetaRequest| {
+        eventually("the node does it", || {
+            cluster.manager.ask(cluster.manager.address_of(node), request).ok()
+        });
+    };
+    configure(&cluster, &others, &[]);
+    client.create(&cluster, "with two of two");
+    order(&cluster, &MetaRequest::DeletePartition { partition: FIRST });
+    let create = CreateMetaPartition {
+        partition: FIRST,
+        volume: VOLUME,
+        options: VolumeOptions::default(),
+        slot: MetaSlot(0),
+        members: ids.clone(),
+        joins: true,
+    };
+    order(&cluster, &MetaRequest::CreatePartition(create));
+    cluster.kill(rotten);
+    cluster.restart(rotten);
+    configure(&cluster, &others, &[node]);
+    let note = cluster.nodes[rotten].config.directory.join("partitions/100/joining");
+    eventually("it has caught up", || (!note.exists()).then_some(()));
+    configure(&cluster, &ids, &[]);
+    cluster.equal_hashes(FIRST);
+
+    // It counts: with it there is a majority.
+    cluster.kill(cluster.index_of(others[0]));
+    client.create(&cluster, "with it and one other");
+    cluster.kill(rotten);
+    cluster.restart(rotten);
+    client.create(&cluster, "and after a restart");
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 103);
 }
 
 /// The story: the group of a replica that was given up ran on. What it could not apply was kept in

@@ -442,9 +442,10 @@ fn a_lost_data_replica_leaves_and_joins_again_blank() {
 }
 
 #[test]
-fn a_lost_meta_replica_is_reported_and_never_created_a_second_time() {
+fn a_lost_meta_replica_is_reported_and_not_made_again_while_another_one_is_away() {
     let mut world = settled();
     world.meta.get_mut(&NodeId(102)).unwrap().remove(&PartitionId(1));
+    world.down.insert(NodeId(103));
     world.wait(4000);
     let plan = world.pass();
     assert!(plan.steps.is_empty(), "{:?}", plan.steps);

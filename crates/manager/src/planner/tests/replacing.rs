@@ -440,6 +440,53 @@ fn a_meta_replica_that_was_taken_out_stays_while_a_member_still_counts_it() {
     assert!(!world.meta[&node].contains_key(&partition));
 }
 
+/// Three meta nodes are what most clusters have: a replica of which a block rotted left the partition with two of
+/// three until somebody brought a fourth.
+#[test]
+fn a_meta_replica_is_made_again_where_it_was_when_there_is_no_other_place() {
+    for is_lost in [false, true] {
+        let mut world = roomy(3, 3);
+        world.settle();
+        let (node, partition) = (NodeId(103), PartitionId(1));
+        damage(&mut world, node, partition);
+        if is_lost {
+            world.meta.get_mut(&node).unwrap().clear();
+        }
+        for _ in 0..100 {
+            let plan = world.pass();
+            let counts = |held: &BTreeMap<PartitionId, MetaPartitionReport>| {
+                held.get(&partition).is_some_and(|own| own.voters.contains(&node))
+            };
+            let is_counted = [101, 102].iter().any(|id| counts(&world.meta[&NodeId(*id)]));
+            let touches = |step: &Step| match step {
+                Step::Delete { node: at, .. } => *at == node,
+                Step::CreateMeta { node: at, create } => *at == node && !create.joins,
+                _ => false,
+            };
+            assert!(!is_counted || !plan.steps.iter().any(touches), "{:?}", plan.steps);
+        }
+        world.settle();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        assert_eq!((record.members.clone(), record.joining), (nodes(&[101, 102, 103]), None));
+        assert!(!world.meta[&node][&partition].is_damaged);
+    }
+}
+
+/// With one of the two others away nobody is taken out: it could not be agreed on, and what is damaged may be
+/// all there is.
+#[test]
+fn a_damaged_meta_replica_stays_while_others_are_away() {
+    let mut world = roomy(3, 3);
+    world.settle();
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    world.down.insert(NodeId(102));
+    world.wait(20_000);
+    assert!(world.meta[&node][&partition].is_damaged);
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!(record.members, nodes(&[101, 102, 103]));
+}
+
 #[test]
 fn a_damaged_meta_replica_goes_with_its_volume() {
     let mut world = roomy(3, 3);
