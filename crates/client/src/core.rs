@@ -87,7 +87,8 @@ pub(crate) struct Health {
 
 #[derive(Clone, Copy, Default)]
 struct NodeHealth {
-    suspect_since: Option<Instant>,
+    /// Since when it does not answer, and where.
+    suspect: Option<(Instant, SocketAddr)>,
     reads: Latency,
     /// The quickest append of late in which the node took part, and when that was. An append is as slow
     /// as the slowest member: one that was quick clears them all, and who is slow is never in one.
@@ -128,17 +129,17 @@ impl Health {
     ) {
         let mut nodes = lock(&self.nodes);
         let health = nodes.entry(node).or_default();
-        if health.suspect_since.is_none() {
+        if health.suspect.is_none() {
             warn!(%node, %address, %reason, "a node did not answer; trying others");
         }
-        health.suspect_since = Some(Instant::now());
+        health.suspect = Some((Instant::now(), address));
     }
 
     /// The node answered.
     pub(crate) fn answered(&self, node: NodeId) {
         let mut nodes = lock(&self.nodes);
         if let Some(health) = nodes.get_mut(&node)
-            && health.suspect_since.take().is_some()
+            && health.suspect.take().is_some()
         {
             info!(%node, "the node answers again");
         }
@@ -146,8 +147,17 @@ impl Health {
 
     pub(crate) fn is_suspect(&self, node: NodeId) -> bool {
         let nodes = lock(&self.nodes);
-        let since = nodes.get(&node).and_then(|health| health.suspect_since);
-        since.is_some_and(|since| since.elapsed() < SUSPICION)
+        let suspect = nodes.get(&node).and_then(|health| health.suspect);
+        suspect.is_some_and(|(since, _)| since.elapsed() < SUSPICION)
+    }
+
+    /// Those that were asked since then and have not answered, for a person: empty if all have.
+    pub(crate) fn silent_since(&self, since: Instant) -> String {
+        let nodes = lock(&self.nodes);
+        let suspects = nodes.iter().filter_map(|(node, health)| Some((node, health.suspect?)));
+        let silent = suspects.filter(|(_, (asked, _))| *asked >= since);
+        let names: Vec<_> = silent.map(|(node, (_, at))| format!("node {node} at {at}")).collect();
+        names.join(", ")
     }
 
     /// A read took this long.
@@ -223,6 +233,11 @@ impl<'a> Retry<'a> {
         tracing::debug!(operation = self.operation, last = %self.last, "trying again");
     }
 
+    /// What it waits for, if that is no node: for the log.
+    pub(crate) fn waits_for(&mut self, what: &str) {
+        what.clone_into(&mut self.last);
+    }
+
     /// Cuts the wait of one try so that it does not outlast the deadline by more than 10 ms.
     pub(crate) fn cap(&self, wait: Duration) -> Duration {
         let left = self.limit.map(|limit| limit.saturating_sub(self.waited()));
@@ -260,10 +275,15 @@ impl<'a> Retry<'a> {
         }
     }
 
-    /// The error of an operation whose time is over.
+    /// The error of an operation whose time is over. It may have waited for another one, which knows more: so
+    /// all who do not answer are named.
     fn give_up(&self) -> FsError {
-        let (operation, waited, last) = (self.operation, self.waited(), self.last.clone());
-        warn!(operation, waited_ms = waited.as_millis() as u64, %last, "gave up");
+        let (operation, waited, mut last) = (self.operation, self.waited(), self.last.clone());
+        let silent = self.core.health.silent_since(self.call.since());
+        warn!(operation, waited_ms = waited.as_millis() as u64, %last, %silent, "gave up");
+        if !silent.is_empty() && !last.contains(&silent) {
+            last = format!("{last} (no answer from {silent})").trim_start().to_owned();
+        }
         FsError::TimedOut { operation, waited, last }
     }
 }

@@ -83,6 +83,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
             config.checkpoint.entries = 200;
             config.checkpoint.interval_ms = 5_000;
             config.checkpoint.entries_kept = 100;
+            config.policy.dead_after_ms = options.dead_after_ms;
             Box::pin(async move {
                 let ended = milpa_manager::run(config, CLUSTER, secret(), forever()).await;
                 ended_as(ended)

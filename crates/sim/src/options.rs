@@ -123,6 +123,8 @@ pub(crate) struct Options {
     pub fault_every_ms: u64,
     /// Faults last up to this long.
     pub fault_lasts_ms: u64,
+    /// A node that is silent for as long counts as dead, and may come back.
+    pub dead_after_ms: u64,
     /// At most one server of each role is impaired at a time.
     pub is_gentle: bool,
     /// Whether disks of data nodes fail with the others.
@@ -165,6 +167,7 @@ impl Options {
             faults_min: FAULTS_MIN,
             fault_every_ms: *random.pick(&[300, 1_000, 3_000]).unwrap_or(&1_000),
             fault_lasts_ms: *random.pick(&[1_000, 5_000, 20_000]).unwrap_or(&5_000),
+            dead_after_ms: *random.pick(&[300_000, 300_000, 8_000]).unwrap_or(&300_000),
             is_gentle: random.chance(1, 2),
             data_disks_fail: true,
             rots_at_rest: false,
@@ -317,9 +320,10 @@ impl fmt::Display for Options {
         )?;
         write!(
             f,
-            "  faults: every {} ms for up to {} ms, {}:",
+            "  faults: every {} ms for up to {} ms, dead after {} ms, {}:",
             self.fault_every_ms,
             self.fault_lasts_ms,
+            self.dead_after_ms,
             if self.is_gentle { "one server of a role at a time" } else { "anything goes" }
         )?;
         let mut weights = self.weights.clone();

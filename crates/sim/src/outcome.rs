@@ -87,6 +87,7 @@ fn run_here(settings: &Settings) -> Outcome {
         drop(simulation);
         let trace = trace::end();
         outcome.hash = trace.hash();
+        outcome.counts.insert("checked elections".to_owned(), trace.elections());
         outcome.events = trace.last(EVENTS_SHOWN).map(str::to_owned).collect();
         for panic in &trace.panics {
             outcome.violations.push(("no panic".to_owned(), panic.clone()));

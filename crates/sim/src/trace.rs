@@ -15,6 +15,8 @@ use tracing::{Level, Metadata, Subscriber, span};
 const EVENTS_KEPT: usize = 400;
 /// Different lines of level ERROR kept.
 const ERRORS_KEPT: usize = 200;
+/// What a replica says of itself when it leads.
+const ELECTED: &str = "milpa_raft::elected";
 
 /// The course of one run.
 #[derive(Debug, Default)]
@@ -29,6 +31,9 @@ pub(crate) struct Trace {
     pub errors: BTreeMap<String, u64>,
     /// Panics of nodes: each is a failure of the run.
     pub panics: Vec<String>,
+    /// Who led which group in which term (Raft's election safety), and who else did.
+    leaders: BTreeMap<(bool, u64, u64), &'static str>,
+    second_leaders: Vec<String>,
     /// Everything is printed as it comes.
     pub is_verbose: bool,
 }
@@ -81,7 +86,22 @@ pub(crate) fn panics() -> usize {
     with(|trace| trace.panics.len())
 }
 
+/// What broke election safety since this was asked last.
+pub(crate) fn second_leaders() -> Vec<String> {
+    with(|trace| std::mem::take(&mut trace.second_leaders))
+}
+
 impl Trace {
+    fn elected(&mut self, group: u64, term: u64) {
+        // The managers number their group by themselves.
+        let key = (self.machine.starts_with("manager"), group, term);
+        let known = *self.leaders.entry(key).or_insert(self.machine);
+        if known != self.machine {
+            let other = self.machine;
+            self.second_leaders.push(format!("group {group}, term {term}: {known} and {other}"));
+        }
+    }
+
     fn mix(&mut self, number: u64) {
         self.hash = (self.hash.rotate_left(5) ^ number).wrapping_mul(0x517c_c1b7_2722_0a95);
     }
@@ -107,6 +127,11 @@ impl Trace {
         self.hash
     }
 
+    /// How many replicas were seen to lead, each in a term of its own.
+    pub fn elections(&self) -> u64 {
+        self.leaders.len() as u64
+    }
+
     /// The last events, oldest first.
     pub fn last(&self, count: usize) -> impl Iterator<Item = &str> {
         let skipped = self.events.len().saturating_sub(count);
@@ -119,6 +144,25 @@ impl Trace {
 pub(crate) struct LogLines {
     /// Lines below this level are passed over.
     pub level: Level,
+}
+
+/// Of a replica that leads.
+#[derive(Default)]
+struct Election {
+    group: u64,
+    term: u64,
+}
+
+impl Visit for Election {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        match field.name() {
+            "group" => self.group = value,
+            "term" => self.term = value,
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
 }
 
 /// A log line as text: the message first, then the fields.
@@ -139,7 +183,8 @@ impl Visit for Line {
 
 impl Subscriber for LogLines {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() <= self.level && metadata.target().starts_with("milpa")
+        let target = metadata.target();
+        target == ELECTED || *metadata.level() <= self.level && target.starts_with("milpa")
     }
 
     fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
@@ -152,6 +197,11 @@ impl Subscriber for LogLines {
     fn exit(&self, _: &span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
+        if event.metadata().target() == ELECTED {
+            let mut election = Election::default();
+            event.record(&mut election);
+            return with(|trace| trace.elected(election.group, election.term));
+        }
         let mut line = Line::default();
         event.record(&mut line);
         let level = *event.metadata().level();

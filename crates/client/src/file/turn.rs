@@ -24,6 +24,7 @@ impl Inner {
     /// [`FsError::TimedOut`].
     pub(crate) async fn turn(&self, file: &FileState) -> Result<OwnedMutexGuard<Io>, FsError> {
         let mut retry = Retry::new(&self.core, "wait for an earlier call on the file");
+        retry.waits_for("others that send bytes of it");
         // One future all along: it keeps its place in the queue.
         let mut turn = pin!(Arc::clone(&file.io).lock_owned());
         loop {

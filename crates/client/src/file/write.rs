@@ -134,7 +134,7 @@ impl Inner {
     /// The buffer is full: has everything sent, and waits for what becomes free.
     async fn wait_for_room(self: &Arc<Self>, bytes: u32) -> Result<(), FsError> {
         let mut retry = Retry::new(&self.core, "write");
-        retry.note("the write buffer is full");
+        retry.waits_for("room in the write buffer");
         loop {
             for file in self.files.dirty_for(std::time::Duration::ZERO).iter().take(PUSHES_MAX) {
                 self.settle_in_background(file);

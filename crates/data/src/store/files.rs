@@ -29,11 +29,7 @@ pub trait StoreFiles: Send + Sync {
     /// # Errors
     ///
     /// As open(2).
-    fn open_from_medium(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
-        let file = self.open(path)?;
-        file.advise(Advice::Release, 0, 0);
-        Ok(file)
-    }
+    fn open_from_medium(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>>;
     /// Unlinks a file.
     ///
     /// # Errors
@@ -145,6 +141,10 @@ impl StoreFiles for DiskFiles {
 
     fn open(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
         Ok(Arc::new(File::open(path, Open::Existing)?))
+    }
+
+    fn open_from_medium(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
+        Ok(Arc::new(File::open_from_medium(path)?))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {

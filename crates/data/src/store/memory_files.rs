@@ -12,8 +12,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use milpa_host::disk::Advice;
-
 use super::files::{StoreFile, StoreFiles};
 use super::lock;
 
@@ -298,6 +296,12 @@ impl StoreFiles for MemoryFiles {
         Ok(self.handle(file))
     }
 
+    fn open_from_medium(&self, path: &Path) -> io::Result<Arc<dyn StoreFile>> {
+        let (handle, file) = (self.open(path)?, self.find(path)?);
+        lock(&file).release();
+        Ok(handle)
+    }
+
     fn remove(&self, path: &Path) -> io::Result<()> {
         self.find(path)?;
         self.change(Change::Remove(path.to_owned()));
@@ -414,12 +418,6 @@ impl StoreFile for MemoryFile {
             content.length = content.length.max(at);
         }
         Ok(())
-    }
-
-    fn advise(&self, advice: Advice, _offset: u64, _length: u64) {
-        if advice == Advice::Release {
-            lock(&self.file).release();
-        }
     }
 
     fn sync(&self) -> io::Result<()> {

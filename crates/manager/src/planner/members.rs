@@ -35,12 +35,16 @@ use crate::core::{CommandV1, MetaRecord, NewTask, Task, TaskReason};
 pub fn plan(view: View<'_>, plan: &mut Plan) {
     let mut problems = BTreeSet::new();
     let mut prepared: Option<(Budget, Topology)> = None;
+    let mut lacking = Vec::new();
     for record in view.state.meta_partitions() {
-        if let Some(task) = view.state.task(record.id) {
-            plan.commands.extend(follow(view, record, task));
-            continue;
+        match view.state.task(record.id) {
+            Some(task) => plan.commands.extend(follow(view, record, task)),
+            None => lacking.extend(lacks(view, record).map(|reason| (record, reason))),
         }
-        let Some(reason) = lacks(view, record) else { continue };
+    }
+    // Fewest copies first.
+    lacking.sort_by_key(|(record, _)| copies(view, record));
+    for (record, reason) in lacking {
         let (budget, topology) =
             prepared.get_or_insert_with(|| (Budget::of(view), Topology::of(view, Role::Meta)));
         let good = |node: &&NodeId| meta_place(view, record, **node).counts();
@@ -71,6 +75,17 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         }
     }
     plan.problems.extend(problems);
+}
+
+/// How many replicas serve, whether or not they are to stay.
+fn copies(view: View<'_>, record: &MetaRecord) -> usize {
+    let serves = |node: &&NodeId| match meta_place(view, record, **node) {
+        Place::Good | Place::Bad(TaskReason::NodeDraining(_)) => {
+            view.state.node(**node).is_some_and(|known| known.state.is_heard())
+        }
+        _ => false,
+    };
+    record.members.iter().filter(serves).count()
 }
 
 /// Why a partition needs another replica, if it does and its group can take one in.

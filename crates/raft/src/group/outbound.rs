@@ -5,8 +5,8 @@ use raft::eraftpb::{ConfChangeV2, Entry, EntryType, Message as Raw, MessageType}
 use super::{Collected, Group, Pending, Setting, role_of};
 use crate::convert::{Change, Sending, from_raft, log_entry, members, node_of, some_node};
 use crate::types::{
-    Committed, InstallSnapshot, LogPosition, Payload, ReadReady, RoleChange, SnapshotDescriptor,
-    SnapshotWanted,
+    Committed, InstallSnapshot, LogPosition, Payload, ReadReady, Role, RoleChange,
+    SnapshotDescriptor, SnapshotWanted,
 };
 use crate::wal::Record;
 
@@ -277,6 +277,11 @@ impl Group {
             leader: some_node(raft.leader_id),
         };
         if self.reported.as_ref() != Some(&role) {
+            if role.role == Role::Leader {
+                // The simulation compares all that are elected.
+                let (group, term, node) = (self.id.0, role.term, self.node.0);
+                tracing::debug!(target: "milpa_raft::elected", group, term, node);
+            }
             self.reported = Some(role.clone());
             out.role = Some(role);
         }

@@ -69,8 +69,6 @@ pub(crate) struct Watch {
     pub missing: String,
     /// The volume's key, once there is a volume.
     pub key: Option<Key>,
-    /// Who led which group in which term (Raft's election safety).
-    leaders: BTreeMap<(PartitionId, u64), NodeId>,
     /// The configuration of each epoch of each data partition.
     configurations: BTreeMap<(PartitionId, Epoch), Configuration>,
     pub replicas_compared: u64,
@@ -188,25 +186,14 @@ impl Observer {
         }
     }
 
-    /// Asks every server what it holds and who leads.
+    /// Asks every data server which configurations it has adopted.
     async fn look(&self) {
-        for number in 0..self.options.meta_nodes {
-            let address = cluster::listens(cluster::Part::Meta, number);
-            let answer: Missing<MetaReply> =
-                self.call(address, Role::Meta, &MetaRequest::Report).await;
-            if let Ok(Ok(MetaAnswer::Report(report))) = answer {
-                for report in report.partitions {
-                    self.saw_leader(report.partition, report.term, report.leader);
-                }
-            }
-        }
         for number in 0..self.options.data_nodes {
             let address = cluster::listens(cluster::Part::Data, number);
             let answer: Missing<DataReply> =
                 self.call(address, Role::Data, &DataRequest::Report).await;
             if let Ok(Ok(DataAnswer::Report(report))) = answer {
                 for report in report.partitions {
-                    self.saw_leader(report.partition, report.term, report.leader);
                     self.saw_configuration(report.partition, report.configuration);
                 }
             }
@@ -222,15 +209,6 @@ impl Observer {
             // Refused while it holds what is needed: it is asked again.
             let removed = self.ask(&ManagerRequest::RemoveNode { node: node.id }).await;
             trace::note(&format!("node {} is removed: {:?}", node.id, removed.err()));
-        }
-    }
-
-    fn saw_leader(&self, partition: PartitionId, term: u64, leader: Option<NodeId>) {
-        let Some(leader) = leader else { return };
-        let known = *self.watch.borrow_mut().leaders.entry((partition, term)).or_insert(leader);
-        if known != leader {
-            let detail = format!("group {partition}, term {term}: {known} and {leader} lead");
-            self.history.borrow_mut().violated("one leader per term", detail);
         }
     }
 

@@ -198,6 +198,9 @@ impl Simulation {
             }
         }
         trace::set_machine("");
+        for detail in trace::second_leaders() {
+            self.failed("one leader per term", &detail);
+        }
         let wires = locked(&self.wires);
         trace::mix(&[wires.counts.packets, wires.counts.bytes, wires.counts.connections]);
     }

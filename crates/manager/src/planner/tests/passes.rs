@@ -452,7 +452,7 @@ fn a_lost_meta_replica_is_reported_and_not_made_again_while_another_one_is_away(
     assert_eq!(
         plan.problems,
         ["meta partition 1: node 102 lost its replica; never two replicas on one node: another \
-          meta node is needed, none can take a replica"]
+          meta node is needed, none can take a replica (node 103 is silent)"]
     );
 }
 

@@ -472,6 +472,24 @@ fn a_meta_replica_is_made_again_where_it_was_when_there_is_no_other_place() {
     }
 }
 
+/// A drain takes its time, and what was lost meanwhile does not wait for the end of it.
+#[test]
+fn a_meta_partition_that_lost_a_copy_comes_before_one_that_is_drained() {
+    let mut world = roomy(5, 3);
+    world.policy.repairs_max = 1;
+    let lost = PartitionId(3);
+    world.log.apply(CommandV1::DrainNode { node: NodeId(102), drains: true, begun_unix_ms: 1 });
+    damage(&mut world, NodeId(103), lost);
+    let begun = (0..20).find_map(|_| {
+        let plan = world.pass();
+        plan.commands.into_iter().find_map(|command| match command {
+            CommandV1::BeginTask(task) => Some(task.partition),
+            _ => None,
+        })
+    });
+    assert_eq!(begun, Some(lost));
+}
+
 /// With one of the two others away nobody is taken out: it could not be agreed on, and what is damaged may be
 /// all there is.
 #[test]
