@@ -199,8 +199,8 @@ impl Nemesis {
         self.mends.insert((at_ms, self.next_mend), mend);
     }
 
-    /// The next fault, if its time has come.
-    pub fn strike(&mut self, now_ms: u64) -> Option<Fault> {
+    /// The next fault and its name, if its time has come.
+    pub fn strike(&mut self, now_ms: u64) -> Option<(&'static str, Fault)> {
         if self.next_ms == 0 {
             self.next_ms = now_ms + self.random.between(1, 2 * self.every_ms);
         }
@@ -214,9 +214,13 @@ impl Nemesis {
         let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
         let fault = self.draw(name, now_ms, lasts_ms)?;
         self.spans.extend(fault.span(now_ms, lasts_ms));
+        Some((name, fault))
+    }
+
+    /// A fault has really come to pass: not each that is drawn does.
+    pub fn happened(&mut self, name: &'static str, is_harm: bool) {
         *self.counts.entry(name).or_default() += 1;
-        self.faults += u64::from(fault.is_harm());
-        Some(fault)
+        self.faults += u64::from(is_harm);
     }
 
     /// How many faults did harm.

@@ -123,8 +123,9 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
     let mut count = |name: &str, number: u64| {
         counts.insert(name.to_owned(), number);
     };
-    for (name, number) in &simulation.nemesis.counts {
-        count(&format!("fault {name}"), *number);
+    for (name, _) in simulation.options.weights.clone().by_name() {
+        let number = simulation.nemesis.counts.get(name).copied();
+        count(&format!("fault {name}"), number.unwrap_or_default());
     }
     let history = simulation.history.borrow();
     for (name, CallCounts { done, failed, unknown, .. }) in &history.counts {

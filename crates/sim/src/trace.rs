@@ -7,6 +7,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
+use std::io::Write as _;
 
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata, Subscriber, span};
@@ -114,7 +115,8 @@ impl Trace {
         }
         let line = format!("{:>9.3} {:<8} {text}", self.now_ms as f64 / 1000.0, self.machine);
         if self.is_verbose {
-            println!("{line}");
+            // Who closes the pipe has read enough.
+            let _ = writeln!(std::io::stdout(), "{line}");
         }
         if self.events.len() >= EVENTS_KEPT {
             self.events.pop_front();

@@ -33,12 +33,18 @@ impl Simulation {
         for mend in self.nemesis.due(self.now_ms) {
             self.mend(mend);
         }
-        if let Some(fault) = self.nemesis.strike(self.now_ms) {
+        if let Some((name, fault)) = self.nemesis.strike(self.now_ms) {
             trace::note(&format!("FAULT {}", self.describe(fault)));
-            self.inflict(fault);
-            if fault.is_harm() {
-                self.quota.fault_happened();
+            if self.inflict(fault) {
+                self.happened(name, fault.is_harm());
             }
+        }
+    }
+
+    pub(super) fn happened(&mut self, name: &'static str, is_harm: bool) {
+        self.nemesis.happened(name, is_harm);
+        if is_harm {
+            self.quota.fault_happened();
         }
     }
 
@@ -75,10 +81,11 @@ impl Simulation {
         }
     }
 
-    fn inflict(&mut self, fault: Fault) {
+    /// False if nothing has happened, or not yet.
+    fn inflict(&mut self, fault: Fault) -> bool {
         match fault {
-            Fault::Kill(place) => self.stop(place, Ending::Process),
-            Fault::Power(place) => self.stop(place, Ending::Power),
+            Fault::Kill(place) => return self.stop(place, Ending::Process),
+            Fault::Power(place) => return self.stop(place, Ending::Power),
             Fault::PowerEverywhere => {
                 self.spare_ends_of_logs();
                 for place in self.places(|placed| placed.part.is_server()) {
@@ -89,6 +96,7 @@ impl Simulation {
                 if let Some(placed) = self.machines.get(place) {
                     placed.machine.disk().effects.end_after(effects);
                 }
+                return false;
             }
             Fault::Isolate(_) | Fault::OneWay(..) | Fault::Split(_) => {
                 self.set_blocked(fault, true)
@@ -110,8 +118,10 @@ impl Simulation {
                 }
             }
             Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
-            Fault::LostWrite(place) => self.order_lie(place, Ordered::LoseWrite),
-            Fault::MisdirectedWrite(place) => self.order_lie(place, Ordered::MisdirectWrite),
+            Fault::LostWrite(place) => return self.order_lie(place, Ordered::LoseWrite),
+            Fault::MisdirectedWrite(place) => {
+                return self.order_lie(place, Ordered::MisdirectWrite);
+            }
             Fault::FailedWrite(place, _) => self.order_failure(place, Ordered::FailWrite),
             Fault::FailedSync(place, _) => {
                 // What the disk drops then is lost as in a power cut.
@@ -124,14 +134,17 @@ impl Simulation {
                     disk.options.capacity_bytes = disk.allocated();
                 }
             }
-            Fault::Rot(place) if self.is_part(place, Part::Data) => self.rot(place, &CONTENT),
-            Fault::Rot(place) => self.rot(place, &REPLICA),
+            Fault::Rot(place) if self.is_part(place, Part::Data) => {
+                return self.rot(place, &CONTENT);
+            }
+            Fault::Rot(place) => return self.rot(place, &REPLICA),
             Fault::ClientKill(place) => self.kill_client(place),
             Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
             Fault::Lose(place) => self.lose(place),
             Fault::OldDisk(place) => self.bring_back_old_disk(place),
             Fault::Drain(place) => self.drain(place),
         }
+        true
     }
 
     /// Where a log ends, nothing tells what a disk lost from what was never written. While a peer lives, it remembers
@@ -255,14 +268,16 @@ impl Simulation {
     }
 
     /// One at a time: an overwrite of which the bytes and the checksum are both lost cannot be noticed.
-    fn order_lie(&mut self, place: usize, what: Ordered) {
+    fn order_lie(&mut self, place: usize, what: Ordered) -> bool {
         let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
-        if self.machines.get(place).is_some_and(is_idle) {
+        let lies = self.machines.get(place).is_some_and(is_idle);
+        if lies {
             if self.is_part(place, Part::Data) {
                 self.harmed.insert(place);
             }
             self.order(place, what);
         }
+        lies
     }
 
     fn order_failure(&mut self, place: usize, failure: Ordered) {
@@ -270,11 +285,12 @@ impl Simulation {
         self.failed_disks.insert(place);
     }
 
-    fn rot(&mut self, place: usize, names: &[&str]) {
+    fn rot(&mut self, place: usize, names: &[&str]) -> bool {
         self.unsynced_were_lost(place);
-        let Some(placed) = self.machines.get(place) else { return };
+        let Some(placed) = self.machines.get(place) else { return false };
         let hit = placed.machine.disk().rot(|path| is_below(path, names));
         trace::note(&format!("a bit flips: {hit:?}"));
+        hit.is_some()
     }
 
     /// One data node and one meta node find extents, logs, states and snapshots damaged when they start. (While
@@ -285,7 +301,9 @@ impl Simulation {
                 return;
             };
             self.stop(place, Ending::Process);
-            (0..ROTTEN_AT_REST).for_each(|_| self.rot(place, &REPLICA));
+            for _ in 0..ROTTEN_AT_REST {
+                self.rot(place, &REPLICA);
+            }
             self.start(place);
         }
         self.run_until(ROT_IS_SEEN_MS, |_| false);

@@ -208,7 +208,9 @@ impl Simulation {
     /// Nothing that a machine does has an effect any more.
     fn crash(&mut self, place: usize) {
         let Some(crash) = self.options.crash.as_ref().map(|point| point.crash) else {
-            return self.stop(place, Ending::Power);
+            self.happened("freeze", true);
+            self.stop(place, Ending::Power);
+            return;
         };
         trace::note("FAULT crash");
         self.crashes += 1;
@@ -382,15 +384,17 @@ impl Simulation {
         });
     }
 
-    fn stop(&mut self, place: usize, ending: Ending) {
-        let Some(placed) = self.machines.get_mut(place) else { return };
-        if !placed.machine.is_running() {
-            return;
+    /// False if it did not run.
+    fn stop(&mut self, place: usize, ending: Ending) -> bool {
+        let Some(placed) = self.machines.get_mut(place) else { return false };
+        let was_running = placed.machine.is_running();
+        if was_running {
+            placed.machine.stop(ending);
+            if ending == Ending::Power {
+                self.unsynced_were_lost(place);
+            }
         }
-        placed.machine.stop(ending);
-        if ending == Ending::Power {
-            self.unsynced_were_lost(place);
-        }
+        was_running
     }
 
     fn heal(&mut self) {
