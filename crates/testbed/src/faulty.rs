@@ -82,13 +82,14 @@ impl Testbed {
         Testbed::start_at(directory, disk.join("cluster"), Some(disks), &[])
     }
 
-    /// Starts a cluster with a faulty disk for each process's directory, named as the process.
+    /// Starts a cluster with a faulty disk for each process's directory, named as the process, and with
+    /// further arguments for `milpa up`.
     ///
     /// # Errors
     ///
     /// What `milpa-faultfs` or `milpa up` said.
-    pub fn start_on_faulty_disks(seed: u64) -> Outcome<Testbed> {
-        let mut bed = Testbed::start()?;
+    pub fn start_on_faulty_disks(seed: u64, arguments: &[&str]) -> Outcome<Testbed> {
+        let mut bed = Testbed::start_with(arguments)?;
         bed.down()?;
         let directories: Vec<PathBuf> =
             bed.processes().iter().map(|process| process.directory.clone()).collect();

@@ -248,7 +248,7 @@ fn run(bed: &mut Testbed, course: &mut Course, (least, cuts): (u64, u64)) -> Out
 
 fn check_that_nothing_is_lost(seed: u64, cuts: u64) {
     println!("MILPA_POWER_SEED={seed}");
-    let mut bed = Testbed::start_on_faulty_disks(seed).unwrap();
+    let mut bed = Testbed::start_on_faulty_disks(seed, &[]).unwrap();
     let (volume, checker_deadline) = ("default", CHECKER_DEADLINE);
     let mut course = Course { volume, checker_deadline, seed, ..Course::default() };
     let mut done = run(&mut bed, &mut course, (1, cuts));
@@ -296,7 +296,7 @@ fn check_that_something_is_lost(mut bed: Testbed, volume: &'static str, seed: u6
 #[ignore = "make power-must-lose"]
 fn must_lose_with_durability_memory() {
     let seed = seed();
-    let bed = Testbed::start_on_faulty_disks(seed).unwrap();
+    let bed = Testbed::start_on_faulty_disks(seed, &[]).unwrap();
     bed.milpa(&["volume", "create", "scratch", "--durability", "memory"]).unwrap();
     check_that_something_is_lost(bed, "scratch", seed, CUTS_FEW);
 }
@@ -306,7 +306,7 @@ fn must_lose_with_durability_memory() {
 #[ignore = "make power-must-lose"]
 fn must_lose_on_disks_that_pretend_to_sync() {
     let seed = seed();
-    let mut bed = Testbed::start_on_faulty_disks(seed).unwrap();
+    let mut bed = Testbed::start_on_faulty_disks(seed, &[]).unwrap();
     bed.order("data1,data2,data3 drop-syncs on").unwrap();
     check_that_something_is_lost(bed, "default", seed, 1);
 }

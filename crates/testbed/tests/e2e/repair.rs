@@ -103,6 +103,50 @@ fn a_data_node_lost_for_good_is_replaced_under_load() {
     finish(&mut bed, load);
 }
 
+/// F9: a flush fails, at a server of each kind. None is tried again: a data node goes on without the disk, whose
+/// replicas are made again elsewhere; a meta node and a manager end, and are started again on what their disks
+/// really hold.
+#[test]
+fn a_disk_that_fails_is_out_of_service_and_its_replicas_are_made_again() {
+    let mut bed = Testbed::start_on_faulty_disks(9, &["--nodes", "4"]).unwrap();
+    let load = start_load(&mut bed);
+    let primary = partitions(&bed, "data")[0]["primary"].as_u64().unwrap();
+    let name = process_of(&bed, primary);
+    bed.order(&format!("{name} fail-sync")).unwrap();
+    let started = Instant::now();
+    bed.wait_until("out of service", Duration::from_secs(30), |bed| {
+        bed.json(&["node", "list"]).is_ok_and(|nodes| {
+            let is_it = |node: &&Value| node["id"] == primary;
+            let node = nodes.as_array().and_then(|nodes| nodes.iter().find(is_it));
+            node.is_some_and(|node| !node["disks"][0]["fenced"].is_null())
+        })
+    })
+    .unwrap();
+    bed.wait_until("fully redundant again", HEAL_MAX, |bed| is_whole_without(bed, "data", primary))
+        .unwrap();
+    println!("redundant again after {:?}", started.elapsed());
+
+    for name in ["meta1", "manager1"] {
+        let process = bed.process(name).unwrap().clone();
+        let before = process.pid().unwrap();
+        bed.order(&format!("{name} fail-sync")).unwrap();
+        bed.wait_until("started again", Duration::from_secs(30), |_| {
+            process.pid().is_some_and(|pid| pid != before)
+        })
+        .unwrap();
+        wait_for_more(&bed, &load.writer, 20);
+    }
+    // A start takes the disk into service again.
+    bed.process(&name).unwrap().kill().unwrap();
+    bed.wait_until("back in service", Duration::from_secs(30), |bed| {
+        bed.json(&["status"])
+            .is_ok_and(|status| status["warnings"].as_array().is_some_and(Vec::is_empty))
+    })
+    .unwrap();
+    wait_for_more(&bed, &load.writer, 20);
+    finish(&mut bed, load);
+}
+
 /// A server gets a new disk and starts with its settings: nobody waits for what it was until that counts as
 /// dead, which takes five minutes.
 #[test]
@@ -272,16 +316,18 @@ fn a_data_node_is_drained_in_use_and_removed() {
     let refused = bed.milpa(&["node", "remove", &node, "-y"]).unwrap_err();
     assert!(refused.contains("is in service and holds"), "{refused}");
     bed.milpa(&["node", "drain", &node]).unwrap();
-    let mut shown = 0;
+    let (mut shown, mut left) = (0, 0);
     bed.wait_until("nothing left there", HEAL_MAX, |bed| {
         let list = tasks(bed);
         let drain = list.iter().find(|task| task["kind"] == "Drain");
         shown = shown.max(drain.and_then(|task| task["done"].as_u64()).unwrap_or(0));
+        left = left.max(drain.and_then(|task| task["left_ms"].as_u64()).unwrap_or(0));
         let is_done = drain.is_some_and(|task| task["done"] == task["total"]);
         is_done && used_bytes(bed, primary) == Some(0)
     })
     .unwrap();
     assert!(shown > 0, "progress was shown");
+    assert!(left > 0, "and how long it would take");
     wait_for_more(&bed, &load.writer, 20);
     // Its process may go on for a moment: it is told that it is not one of us any more.
     bed.milpa(&["node", "remove", &node, "-y"]).unwrap();
