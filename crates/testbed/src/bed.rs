@@ -240,6 +240,16 @@ impl Testbed {
         pid.ok_or_else(|| "no supervisor runs".to_owned())
     }
 
+    /// Lets who is killed stay away, or come back: the supervisor stands still, or goes on.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run.
+    pub fn pause_supervisor(&self, pauses: bool) -> Outcome {
+        let signal = if pauses { libc::SIGSTOP } else { libc::SIGCONT };
+        crate::process::signal_pid(self.supervisor()?, signal)
+    }
+
     /// kill -9 of every server process and the supervisor, as a power cut of the processes.
     ///
     /// # Errors

@@ -361,6 +361,32 @@ fn a_meta_node_lost_for_good_is_replaced_under_load() {
     finish(&mut bed, load);
 }
 
+/// Who has mounted a volume needs no manager to read and write, for as long as nothing else fails.
+#[test]
+fn open_volumes_go_on_while_all_managers_are_dead() {
+    let mut bed = Testbed::start().unwrap();
+    let load = start_load(&mut bed);
+    let reader = bed.mount("default").unwrap();
+    let managers = ["manager1", "manager2", "manager3"];
+    bed.pause_supervisor(true).unwrap();
+    for name in managers {
+        bed.process(name).unwrap().kill().unwrap();
+    }
+    let before = std::fs::read_dir(reader.path.join("files")).unwrap().count();
+    wait_for_more(&bed, &load.writer, 100);
+    let files: Vec<_> = std::fs::read_dir(reader.path.join("files")).unwrap().collect();
+    assert!(files.len() >= before + 100, "{before}, {}", files.len());
+    for file in files {
+        std::fs::read(file.unwrap().path()).unwrap();
+    }
+    bed.pause_supervisor(false).unwrap();
+    bed.wait_until("managers are back", Duration::from_secs(30), |bed| {
+        bed.json(&["status"]).is_ok()
+    })
+    .unwrap();
+    finish(&mut bed, load);
+}
+
 #[test]
 fn a_meta_node_that_stops_cleanly_hands_over_first() {
     let mut bed = Testbed::start().unwrap();
