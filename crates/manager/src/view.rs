@@ -13,6 +13,7 @@ use crate::core::{
 };
 use crate::planner::View;
 use crate::planner::growth::{has_disk_room, is_filled_to};
+use crate::planner::members;
 use crate::planner::removal;
 use crate::planner::replace::target;
 
@@ -318,8 +319,8 @@ fn thin_partitions(view: View<'_>) -> Vec<String> {
         }
     }
     for record in view.state.meta_partitions() {
-        let active = |id: &&NodeId| view.state.node(**id).is_some_and(|node| node.state.is_heard());
-        let (has, wants) = (record.members.iter().filter(active).count(), record.members.len());
+        let wants = record.members.len().max(usize::from(view.policy.meta_replicas));
+        let has = members::in_service(view, record);
         if has < wants {
             let id = record.id;
             found.push(format!("meta partition {id} has {has} of {wants} replicas in service"));

@@ -101,6 +101,8 @@ pub(crate) enum Mend {
     StartClient(usize),
     /// A server with an old copy of its disk gets an empty one.
     Replace(usize),
+    /// A server whose disk has failed is started again, on the same one.
+    StartAgain(usize),
     /// A node that was to leave, and has not, stays.
     Stay,
 }
@@ -324,9 +326,16 @@ impl Nemesis {
                 if is_data && !self.data_disks_fail {
                     return None;
                 }
-                // A data node goes on without a disk that failed, until it is restarted; another node ends,
-                // and its supervisor starts it again.
-                let kept_ms = if is_data { u64::MAX } else { RESTART_MS };
+                // A data node goes on without a disk that failed, until somebody restarts it, soon or in the end;
+                // another node ends, and its supervisor starts it again.
+                let kept_ms = match is_data {
+                    true if self.random.chance(1, 2) => {
+                        self.mend_at(until, Mend::StartAgain(place));
+                        lasts_ms + RESTART_MS
+                    }
+                    true => u64::MAX,
+                    false => RESTART_MS,
+                };
                 self.impaired.insert(place, now_ms.saturating_add(kept_ms));
                 Some(match self.random.chance(1, 2) {
                     true => Fault::FailedWrite(place, kept_ms),

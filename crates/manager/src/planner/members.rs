@@ -43,7 +43,7 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         }
     }
     // Fewest copies first.
-    lacking.sort_by_key(|(record, _)| copies(view, record));
+    lacking.sort_by_key(|(record, _)| in_service(view, record));
     for (record, reason) in lacking {
         let (budget, topology) =
             prepared.get_or_insert_with(|| (Budget::of(view), Topology::of(view, Role::Meta)));
@@ -78,12 +78,12 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
 }
 
 /// How many replicas serve, whether or not they are to stay.
-fn copies(view: View<'_>, record: &MetaRecord) -> usize {
+#[must_use]
+pub fn in_service(view: View<'_>, record: &MetaRecord) -> usize {
+    let is_heard = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
     let serves = |node: &&NodeId| match meta_place(view, record, **node) {
-        Place::Good | Place::Bad(TaskReason::NodeDraining(_)) => {
-            view.state.node(**node).is_some_and(|known| known.state.is_heard())
-        }
-        _ => false,
+        Place::Good | Place::Coming | Place::Bad(TaskReason::NodeDraining(_)) => is_heard(**node),
+        Place::Away | Place::Missing | Place::Bad(_) => false,
     };
     record.members.iter().filter(serves).count()
 }

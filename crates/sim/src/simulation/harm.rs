@@ -235,6 +235,11 @@ impl Simulation {
                 self.start(place);
             }
             Mend::Replace(_) => {}
+            Mend::StartAgain(place) => {
+                self.failed_disks.remove(&place);
+                self.stop(place, Ending::Process);
+                self.restart(place);
+            }
             Mend::Stay => {
                 if let Some(leaving) = &mut self.watch.borrow_mut().leaving {
                     leaving.is_taken_back = true;

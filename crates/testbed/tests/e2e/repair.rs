@@ -361,6 +361,52 @@ fn a_meta_node_lost_for_good_is_replaced_under_load() {
     finish(&mut bed, load);
 }
 
+/// F5 with as few meta nodes as there can be: nobody has to bring a fourth one.
+#[test]
+fn meta_replicas_whose_log_has_rotted_are_made_again_where_they_were() {
+    let mut bed = Testbed::start().unwrap();
+    let load = start_load(&mut bed);
+    wait_for_more(&bed, &load.writer, 100);
+    let process = bed.process("meta2").unwrap().clone();
+    bed.pause_supervisor(true).unwrap();
+    process.kill().unwrap();
+    let flipped = rot_log(&process.directory.join("raft"));
+    assert!(flipped > 0);
+    bed.pause_supervisor(false).unwrap();
+    let warns = |bed: &Testbed, text: &str| {
+        bed.json(&["status"]).is_ok_and(|status| status["warnings"].to_string().contains(text))
+    };
+    let says = " has 2 of 3 replicas in service";
+    bed.wait_until("it is noticed", Duration::from_secs(60), |bed| warns(bed, says)).unwrap();
+    let started = Instant::now();
+    bed.wait_until("whole again", HEAL_MAX, |bed| !warns(bed, says) && tasks(bed).is_empty())
+        .unwrap();
+    println!("whole again after {:?}", started.elapsed());
+    wait_for_more(&bed, &load.writer, 20);
+    // It counts.
+    bed.process("meta1").unwrap().kill().unwrap();
+    wait_for_more(&bed, &load.writer, 20);
+    finish(&mut bed, load);
+}
+
+/// Flips a bit in every tenth block that holds something, of all files of a log; gives how many.
+fn rot_log(directory: &std::path::Path) -> usize {
+    let mut flipped = 0;
+    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        if entry.path().extension().is_none_or(|extension| extension != "wal") {
+            continue;
+        }
+        let mut bytes = std::fs::read(entry.path()).unwrap();
+        let written = bytes.chunks_mut(4096).filter(|block| block.iter().any(|byte| *byte != 0));
+        for block in written.skip(2).step_by(10) {
+            block[100] ^= 4;
+            flipped += 1;
+        }
+        std::fs::write(entry.path(), bytes).unwrap();
+    }
+    flipped
+}
+
 /// Who has mounted a volume needs no manager to read and write, for as long as nothing else fails.
 #[test]
 fn open_volumes_go_on_while_all_managers_are_dead() {
