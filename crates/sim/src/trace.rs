@@ -33,7 +33,7 @@ pub(crate) struct Trace {
     /// Panics of nodes: each is a failure of the run.
     pub panics: Vec<String>,
     /// Who led which group in which term (Raft's election safety), and who else did.
-    leaders: BTreeMap<(bool, u64, u64), &'static str>,
+    leaders: BTreeMap<(bool, u64, u64), (&'static str, u64)>,
     second_leaders: Vec<String>,
     /// Everything is printed as it comes.
     pub is_verbose: bool,
@@ -93,13 +93,14 @@ pub(crate) fn second_leaders() -> Vec<String> {
 }
 
 impl Trace {
-    fn elected(&mut self, group: u64, term: u64) {
+    fn elected(&mut self, Election { group, term, node }: &Election) {
         // The managers number their group by themselves.
-        let key = (self.machine.starts_with("manager"), group, term);
-        let known = *self.leaders.entry(key).or_insert(self.machine);
-        if known != self.machine {
-            let other = self.machine;
-            self.second_leaders.push(format!("group {group}, term {term}: {known} and {other}"));
+        let key = (self.machine.starts_with("manager"), *group, *term);
+        let this = (self.machine, *node);
+        let known = *self.leaders.entry(key).or_insert(this);
+        if known != this {
+            let detail = format!("group {group}, term {term}: {known:?} and {this:?}");
+            self.second_leaders.push(detail);
         }
     }
 
@@ -153,6 +154,7 @@ pub(crate) struct LogLines {
 struct Election {
     group: u64,
     term: u64,
+    node: u64,
 }
 
 impl Visit for Election {
@@ -160,6 +162,7 @@ impl Visit for Election {
         match field.name() {
             "group" => self.group = value,
             "term" => self.term = value,
+            "node" => self.node = value,
             _ => {}
         }
     }
@@ -202,7 +205,7 @@ impl Subscriber for LogLines {
         if event.metadata().target() == ELECTED {
             let mut election = Election::default();
             event.record(&mut election);
-            return with(|trace| trace.elected(election.group, election.term));
+            return with(|trace| trace.elected(&election));
         }
         let mut line = Line::default();
         event.record(&mut line);

@@ -14,6 +14,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
 
+use milpa_host::disk::Advice;
 use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
 use milpa_wire::frame::crc32c;
 
@@ -258,6 +259,12 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
         let is_blank = slots.iter().all(|byte| *byte == 0);
         return Ok(if is_blank { Found::NeverFlushed } else { Found::Unreadable });
     };
+    if !header.sealed {
+        // An earlier life may have died before it flushed what it wrote. That it could not be written is told once,
+        // and here: whoever opens the file later would hear that all is well.
+        file.sync().inspect_err(|error| drop(store.disk.sync_failed(error)))?;
+        file.advise(Advice::Release, 0, 0);
+    }
     let dead = lock(&store.freed).absent(id).cloned().unwrap_or_default();
     let scan = Scan { file: &*file, place: Place::new(store.partition, id), header, headers, dead };
     let found = scan.run()?;

@@ -38,7 +38,7 @@ pub enum Open {
     Empty,
 }
 
-/// What is said to the kernel about a range of a file. A hint: nothing comes to depend on it.
+/// What is said to the kernel about a range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Advice {
     /// Begin to write it to the device, so that a later sync finds little to do and others' syncs do not

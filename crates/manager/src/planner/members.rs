@@ -49,12 +49,12 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
             prepared.get_or_insert_with(|| (Budget::of(view), Topology::of(view, Role::Meta)));
         let good = |node: &&NodeId| meta_place(view, record, **node).counts();
         let kept: Vec<NodeId> = record.members.iter().filter(good).copied().collect();
-        let choices = view.policy.choices as usize;
-        let (held, seed) = (&record.members, view.seed ^ record.id.0);
+        let (choices, seed) = (view.policy.choices as usize, view.seed ^ record.id.0);
         // A damaged replica is in the way until it is deleted.
-        let is_free = |node| !view.loads.has_damaged_meta(node, record.id);
-        let allowed = |node| budget.allows(node) && is_free(node);
-        match offers(topology, (held, &kept), choices, seed, allowed) {
+        let nodes = view.state.nodes().map(|node| node.id);
+        let taken = nodes.filter(|node| view.loads.has_damaged_meta(*node, record.id));
+        let held: Vec<NodeId> = record.members.iter().copied().chain(taken).collect();
+        match offers(topology, (&held, &kept), choices, seed, |node| budget.allows(node)) {
             Ok(offers) => {
                 let Some(place) = offers.first().map(|best| best.place) else { continue };
                 budget.take(place.node);
@@ -153,8 +153,10 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
     if is_late || is_lost || is_needless {
         return end(false);
     }
+    // It says who the members are as soon as it has a vote, and a memory of it.
+    let knows = view.loads.report(joining).and_then(|load| load.meta.get(&record.id));
     let is_current = report.learners.contains(&joining) && report.current.contains(&joining);
-    if !is_current {
+    if !is_current || !knows.is_some_and(|own| has_members(own, &record.members)) {
         return None;
     }
     let stay = record.members.iter().copied().filter(|node| Some(*node) != bad);
@@ -172,6 +174,13 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     };
     let is_right = has_members(report, &record.members) && report.learners == joining;
     if is_right || !joining.iter().all(is_there) {
+        return None;
+    }
+    // Whoever stays without replacement for another has to be there: with one of them away the group might
+    // make the change with the help of the one that it takes out, and stand still.
+    let is_there = |node: &NodeId| *node == leader || report.current.contains(node);
+    let is_shrunk = record.members.len() < usize::from(view.policy.meta_replicas);
+    if is_shrunk && joining.is_empty() && !record.members.iter().all(is_there) {
         return None;
     }
     // One that takes itself out leaves an election behind: it hands over first.
@@ -208,8 +217,13 @@ pub fn is_settled(view: View<'_>, record: &MetaRecord) -> bool {
 fn are_in_service(view: View<'_>, record: &MetaRecord, members: &[NodeId]) -> bool {
     let Some((leader, report)) = leader_report(view, record) else { return false };
     let own_report = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
+    let is_heard = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
+    let serves = |node| match meta_place(view, record, node) {
+        Place::Good | Place::Bad(TaskReason::NodeDraining(_)) => is_heard(node),
+        _ => false,
+    };
     members.iter().all(|node| {
-        meta_place(view, record, *node) == Place::Good
+        serves(*node)
             && own_report(*node).is_some_and(|own| has_members(own, &record.members))
             && (*node == leader || report.current.contains(node))
     })

@@ -16,9 +16,12 @@ pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = Partitio
         (is_decided && !leader_report(view, record).is_some_and(says_no)).then_some(partition)
     };
     let is_meta = view.state.node(node).is_some_and(|known| known.role == Role::Meta);
-    // The task of a partition ends when its group has the members decided.
-    let tasks = view.state.tasks().filter(move |_| is_meta);
-    tasks.filter_map(move |task| may_count(task.partition))
+    // The task of a partition ends when its group has the members decided. One is taken out without a task.
+    let target = usize::from(view.policy.meta_replicas);
+    let changing = view.state.meta_partitions().filter(move |record| {
+        is_meta && (record.members.len() < target || view.state.task(record.id).is_some())
+    });
+    changing.filter_map(move |record| may_count(record.id))
 }
 
 /// Refuses to let go of a node that a group may need to make its change. The state is asked now too, not only

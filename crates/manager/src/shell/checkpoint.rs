@@ -242,7 +242,8 @@ fn open_database<'a>(
 }
 
 fn open_or_make(path: &Path) -> Result<Database, redb::Error> {
-    let file = match File::open(path, Open::Existing) {
+    // An earlier life, or an earlier try of this one, may have failed to flush what the page cache has.
+    let file = match File::open_from_medium(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => make(path)?,
         opened => opened?,
     };

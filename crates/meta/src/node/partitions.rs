@@ -25,6 +25,9 @@ const PARTITIONS_MAX: usize = 10_000;
 const MEMBERS_MAX: usize = 14;
 /// The directory of a deleted partition goes when the log has long forgotten the group.
 const REMOVE_AFTER: Duration = Duration::from_secs(5);
+/// How often, and how far apart, it is tried to note that a replica has joined its group.
+const NOTE_TRIES: u32 = 10;
+const NOTE_PAUSE: Duration = Duration::from_secs(1);
 
 impl Shell {
     /// Holds a replica of a new partition. Repeating the request is harmless.
@@ -48,7 +51,7 @@ impl Shell {
         if !definition.members.contains(&self.ctx.node) || definition.options.validate().is_err() {
             return responder.fail(MetaError::Invalid);
         }
-        if self.deleting.contains(&partition) {
+        if self.deleting.contains(&partition) || self.joined.contains(&partition) {
             // What was here before goes first, or it would take the new one along.
             return responder.fail(MetaError::Busy);
         }
@@ -129,7 +132,7 @@ impl Shell {
         }
     }
 
-    /// Notes who has caught up with its group. A note that cannot be removed is tried again at the next start.
+    /// Notes who has caught up with its group. If that fails for long, it is found out again at the next start.
     pub(crate) fn note_joined(&mut self, multi: &MultiRaft) {
         let has_joined = |partition: &PartitionId| !multi.is_rejoining(*partition);
         for partition in self.joining.extract_if(.., has_joined) {
@@ -139,10 +142,16 @@ impl Shell {
             self.joined.insert(partition);
             let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
             tokio::task::spawn_local(async move {
-                let noted = jobs::run("partitions", move || store.mark_joined(partition)).await;
-                let noted = noted.unwrap_or_else(|error| Err(std::io::Error::other(error)));
-                if let Err(error) = noted {
-                    warn!(%partition, %error, "cannot note that a replica has joined its group");
+                for _ in 0..NOTE_TRIES {
+                    let store = store.clone();
+                    let noting = jobs::run("partitions", move || store.mark_joined(partition));
+                    match noting.await.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+                        Ok(()) => break,
+                        Err(error) => {
+                            warn!(%partition, %error, "cannot note that a replica has joined");
+                            tokio::time::sleep(NOTE_PAUSE).await;
+                        }
+                    }
                 }
                 inbox.push(Event::JoinNoted { partition });
             });
@@ -198,9 +207,12 @@ impl Shell {
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
             tokio::time::sleep(REMOVE_AFTER).await;
-            // What cannot be removed now is at the next start: the mark is durable.
-            let _ = jobs::run("partitions", move || store.remove(partition)).await;
-            inbox.push(Event::DirectoryRemoved { partition });
+            let removed = jobs::run("partitions", move || store.remove(partition)).await;
+            match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+                Ok(()) => inbox.push(Event::DirectoryRemoved { partition }),
+                // Nothing is made in its place before the next start, which sees the mark.
+                Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+            }
         });
     }
 
@@ -294,20 +306,24 @@ impl Shell {
     /// What is held here. Of a damaged replica no more is said than that it is.
     pub(crate) fn report(&self, multi: &MultiRaft) -> MetaNodeReport {
         let partitions = self.replicas.values().map(|replica| {
-            let status = multi.status(replica.id());
+            let id = replica.id();
+            let status = multi.status(id);
             let members = status.as_ref().map(|status| &status.members);
             // While a change is under way, those of both sides: nobody takes it for done.
             let voting = |members: &Members| {
                 let both = members.voters.iter().chain(&members.outgoing).copied();
                 both.collect::<BTreeSet<NodeId>>().into_iter().collect()
             };
+            let leads = replica.leads();
+            // One that may not vote yet, or could forget that it may, does not count.
+            let counts = leads || !self.joining.contains(&id) && !self.joined.contains(&id);
             MetaPartitionReport {
-                partition: replica.id(),
+                partition: id,
                 leader: status.as_ref().and_then(|status| status.leader),
                 term: status.as_ref().map_or(replica.term, |status| status.term),
                 applied: replica.applied.index,
                 statistics: replica.state.statistics(),
-                voters: members.map(voting).unwrap_or_default(),
+                voters: members.filter(|_| counts).map(voting).unwrap_or_default(),
                 learners: members.map(|members| members.learners.clone()).unwrap_or_default(),
                 current: status.as_ref().map(GroupStatus::current).unwrap_or_default(),
                 is_full: self.is_full,

@@ -127,6 +127,10 @@ impl Shell {
         if let Some(reason) = refused {
             return self.give_up_replica(group, reason.clone());
         }
+        // Whatever becomes of the replica, its group runs, and must not vote.
+        if one.as_ref().is_some_and(|one| one.joining) {
+            self.join_group(multi, group);
+        }
         if one.as_ref().is_some_and(|one| one.refused) {
             return self.give_up_replica(group, REFUSED.to_owned());
         }
@@ -148,9 +152,6 @@ impl Shell {
         };
         replica.started = one.started;
         replica.log.begun_ms = now_ms();
-        if one.joining {
-            self.join_group(multi, group);
-        }
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);

@@ -102,6 +102,8 @@ impl SnapshotStore {
             stored.deleted |= name == DELETED;
             stored.refused |= name == REFUSED;
         }
+        // What has a name here is built upon.
+        disk::sync_directory(&directory)?;
         stored.snapshots.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
         stored.definition = read_definition(&directory.join(DEFINITION))?;
         Ok(stored)
@@ -171,16 +173,24 @@ impl SnapshotStore {
         disk::sync_directory(&directory)
     }
 
-    /// Deletes everything of a partition. Missing is fine.
+    /// Deletes everything of a partition, the mark that it is deleted last: what is left after a crash must not
+    /// look like one that is about to begin. Missing is fine.
     ///
     /// # Errors
     ///
     /// The disk's.
     pub(crate) fn remove(&self, partition: PartitionId) -> io::Result<()> {
-        match disk::remove_tree(&self.of(partition)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => disk::sync_directory(&self.directory),
+        let directory = self.of(partition);
+        let names = match disk::list(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            names => names?,
+        };
+        for name in names.iter().filter(|name| *name != DELETED) {
+            disk::remove(&directory.join(name))?;
         }
+        disk::sync_directory(&directory)?;
+        disk::remove_tree(&directory)?;
+        disk::sync_directory(&self.directory)
     }
 
     /// Where this node writes its next snapshot of a partition.

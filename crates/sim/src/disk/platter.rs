@@ -259,11 +259,8 @@ impl Platter {
 
     /// Whether this was ordered for the next call of its kind.
     fn takes_order(&mut self, kind: Ordered) -> bool {
-        let is_next = self.ordered.front() == Some(&kind);
-        if is_next {
-            self.ordered.pop_front();
-        }
-        is_next
+        let place = self.ordered.iter().position(|ordered| *ordered == kind);
+        place.and_then(|place| self.ordered.remove(place)).is_some()
     }
 
     fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
@@ -498,7 +495,8 @@ impl Platter {
     pub fn end_life(&mut self) {
         self.life += 1;
         self.effects.go_on();
-        self.ordered.clear();
+        // A process reads most when it starts.
+        self.ordered.retain(|ordered| *ordered == Ordered::FailRead);
         // The log has been read as it is: what is lost now stays so.
         self.lost = None;
         self.locks.clear();

@@ -472,6 +472,63 @@ fn a_meta_replica_is_made_again_where_it_was_when_there_is_no_other_place() {
     }
 }
 
+/// Found by a reader: what was left of a damaged replica on the only free node waited for all members to serve, and
+/// the member that was lost waited for that node.
+#[test]
+fn what_is_left_of_one_damaged_replica_does_not_keep_another_from_being_replaced() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    damage(&mut world, NodeId(104), partition);
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None));
+    let damaged = |held: &BTreeMap<PartitionId, MetaPartitionReport>| {
+        held.get(&partition).is_some_and(|own| own.is_damaged)
+    };
+    assert!(!world.meta.values().any(damaged));
+}
+
+/// Found by the same: it waited for the node that is drained, which waited for the place.
+#[test]
+fn a_drain_ends_though_its_only_place_has_a_damaged_replica() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    for _ in 0..200 {
+        let record = world.log.state.meta_partition(partition).unwrap();
+        if !record.members.contains(&NodeId(103)) {
+            break;
+        }
+        damage(&mut world, NodeId(103), partition);
+        world.pass();
+    }
+    world.log.apply(CommandV1::DrainNode { node: NodeId(101), drains: true, begun_unix_ms: 1 });
+    damage(&mut world, NodeId(103), partition);
+    world.settle();
+    assert!(world.meta[&NodeId(101)].is_empty(), "{:?}", world.meta[&NodeId(101)]);
+}
+
+/// A learner says who the members are when it has a vote: as a voter without one it would be counted and be of no
+/// use.
+#[test]
+fn a_learner_without_a_vote_does_not_become_a_member() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    for _ in 0..100 {
+        if let Some(own) =
+            world.meta.get_mut(&NodeId(104)).and_then(|held| held.get_mut(&partition))
+        {
+            own.voters.clear();
+        }
+        world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        assert!(!record.members.contains(&NodeId(104)));
+    }
+    assert!(world.meta[&NodeId(104)].contains_key(&partition), "it was asked to join");
+}
+
 /// A drain takes its time, and what was lost meanwhile does not wait for the end of it.
 #[test]
 fn a_meta_partition_that_lost_a_copy_comes_before_one_that_is_drained() {
