@@ -8,6 +8,8 @@ use crate::stalls::Span;
 
 /// A node that is drained for longer is told to stay.
 const DRAIN_MS: u64 = 60_000;
+/// A server stands still for up to this long (F18).
+const PAUSE_MS: u64 = 600_000;
 /// A server that ended as its disk failed is back, and has caught up.
 const RESTART_MS: u64 = 5_000;
 
@@ -21,6 +23,8 @@ pub(crate) enum Fault {
     Freeze(usize, u64),
     Isolate(usize),
     OneWay(usize, usize),
+    /// Two machines from each other, and from nobody else: those between them reach both (a bridge).
+    Cut(usize, usize),
     /// Machines whose place has its bit set, against all others.
     Split(u64),
     Pause(usize, u64),
@@ -67,6 +71,7 @@ impl Fault {
             Fault::Lose(place) | Fault::OldDisk(place) => span(Some(place), u64::MAX),
             // Which of the two is the broken one is anybody's guess.
             Fault::OneWay(..)
+            | Fault::Cut(..)
             | Fault::PowerEverywhere
             | Fault::Split(_)
             | Fault::SlowDisk(..)
@@ -215,6 +220,7 @@ impl Nemesis {
         // Short ones more often than long ones.
         let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
         let fault = self.draw(name, now_ms, lasts_ms)?;
+        let lasts_ms = if let Fault::Pause(_, paused_ms) = fault { paused_ms } else { lasts_ms };
         self.spans.extend(fault.span(now_ms, lasts_ms));
         Some((name, fault))
     }
@@ -288,9 +294,10 @@ impl Nemesis {
                 let mut all = self.victims.servers();
                 all.extend(&self.victims.clients);
                 let other = *self.random.pick(&all)?;
-                let fault = match self.random.chance(1, 2) {
-                    true => Fault::OneWay(place, other),
-                    false => Fault::OneWay(other, place),
+                let fault = match self.random.below(3) {
+                    0 => Fault::OneWay(place, other),
+                    1 => Fault::OneWay(other, place),
+                    _ => Fault::Cut(place, other),
                 };
                 self.impair(place, until, Mend::Open(fault));
                 (place != other).then_some(fault)
@@ -302,8 +309,11 @@ impl Nemesis {
             }
             "pause" => {
                 let place = self.server()?;
-                self.impaired.insert(place, until);
-                Some(Fault::Pause(place, lasts_ms))
+                // Now and then for so long that all have forgotten it.
+                let is_long = self.random.chance(1, 4);
+                let paused_ms = if is_long { self.random.skewed(PAUSE_MS) } else { lasts_ms };
+                self.impaired.insert(place, now_ms + paused_ms);
+                Some(Fault::Pause(place, paused_ms))
             }
             "wall-jump" => {
                 let place = *self.random.pick(&self.victims.servers())?;

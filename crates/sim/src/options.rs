@@ -57,7 +57,7 @@ pub(crate) struct Weights {
     pub freeze: u64,
     /// A server is cut off (F13).
     pub isolate: u64,
-    /// One direction between two machines is cut (F14).
+    /// One direction between two machines is cut, or both (F13, F14).
     pub one_way: u64,
     /// The machines fall into two parts (F13).
     pub split: u64,

@@ -76,7 +76,9 @@ impl Simulation {
             | Fault::ClientPause(a, _) => {
                 format!("{fault:?} = {}", name(a))
             }
-            Fault::OneWay(a, b) => format!("{fault:?} = {} to {}", name(a), name(b)),
+            Fault::OneWay(a, b) | Fault::Cut(a, b) => {
+                format!("{fault:?} = {} to {}", name(a), name(b))
+            }
             Fault::PowerEverywhere | Fault::Split(_) | Fault::Grow => format!("{fault:?}"),
         }
     }
@@ -98,7 +100,7 @@ impl Simulation {
                 }
                 return false;
             }
-            Fault::Isolate(_) | Fault::OneWay(..) | Fault::Split(_) => {
+            Fault::Isolate(_) | Fault::OneWay(..) | Fault::Cut(..) | Fault::Split(_) => {
                 self.set_blocked(fault, true)
             }
             Fault::Pause(place, lasts_ms) | Fault::ClientPause(place, lasts_ms) => {
@@ -319,6 +321,7 @@ impl Simulation {
         let cuts = |a: usize, b: usize| match fault {
             Fault::Isolate(place) => a == place || b == place,
             Fault::OneWay(from, to) => (a, b) == (from, to),
+            Fault::Cut(one, other) => (a, b) == (one, other) || (b, a) == (one, other),
             Fault::Split(mask) => (mask >> (a % 64) ^ mask >> (b % 64)) & 1 == 1,
             _ => false,
         };
