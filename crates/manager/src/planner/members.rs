@@ -146,7 +146,9 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
         return if has_members(report, &record.members) { end(true) } else { None };
     };
     let is_late = view.unix_ms >= task.deadline_unix_ms;
-    let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_));
+    // One that was chosen as it had just been started may say later that it has a damaged replica.
+    let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_))
+        || view.loads.has_damaged_meta(owner, record.id);
     let bad = bad_member(view, record).map(|(node, _)| node);
     let target = usize::from(view.policy.meta_replicas);
     let is_needless = bad.is_none() && record.members.len() >= target;

@@ -37,6 +37,8 @@ use crate::trace;
 /// What a node says when it finds bytes damaged on every replica. Their digests differ then: each has
 /// them damaged in its own way.
 pub(crate) const LOST: &str = "bytes are damaged on every replica";
+/// Of each meta partition, as the managers' policy has it.
+const META_REPLICAS: usize = 3;
 /// Between two looks at all nodes.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// One node's answer.
@@ -254,6 +256,9 @@ impl Observer {
         partition: &MetaPartition,
         addresses: &BTreeMap<NodeId, SocketAddr>,
     ) -> Missing<u64> {
+        if partition.members.len() < META_REPLICAS {
+            return Err(format!("{} has the members {:?}", partition.id, partition.members));
+        }
         let mut hashes: BTreeMap<u64, BTreeSet<u64>> = BTreeMap::new();
         let mut places: BTreeMap<NodeId, u64> = BTreeMap::new();
         for node in &partition.members {

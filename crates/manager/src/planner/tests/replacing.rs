@@ -547,6 +547,32 @@ fn a_meta_partition_that_lost_a_copy_comes_before_one_that_is_drained() {
     assert_eq!(begun, Some(lost));
 }
 
+/// Story (simulation, seed 72028): a node was chosen while it had just been started and had not said yet that what
+/// it has is damaged. Nobody deleted that, as it was to join, and nobody made another: it stood so for ever.
+#[test]
+fn a_place_that_turns_out_to_have_a_damaged_replica_is_given_up() {
+    let mut world = roomy(3, 3);
+    world.settle();
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    let record = |world: &World| world.log.state.meta_partition(partition).unwrap().clone();
+    for _ in 0..100 {
+        world.pass();
+        if record(&world).joining.is_some() {
+            break;
+        }
+        if !record(&world).members.contains(&node) {
+            // Started again, it has not looked through its disk yet.
+            world.meta.get_mut(&node).unwrap().remove(&partition);
+        }
+    }
+    assert_eq!(record(&world).joining, Some(node));
+    damage(&mut world, node, partition);
+    world.settle();
+    assert_eq!(record(&world).members, nodes(&[101, 102, 103]));
+    assert!(!world.meta[&node][&partition].is_damaged);
+}
+
 /// With one of the two others away nobody is taken out: it could not be agreed on, and what is damaged may be
 /// all there is.
 #[test]
