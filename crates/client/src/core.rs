@@ -281,9 +281,25 @@ impl<'a> Retry<'a> {
         let (operation, waited, mut last) = (self.operation, self.waited(), self.last.clone());
         let silent = self.core.health.silent_since(self.call.since());
         warn!(operation, waited_ms = waited.as_millis() as u64, %last, %silent, "gave up");
-        if !silent.is_empty() && !last.contains(&silent) {
+        if !silent.is_empty() {
             last = format!("{last} (no answer from {silent})").trim_start().to_owned();
         }
         FsError::TimedOut { operation, waited, last }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_was_asked_and_has_not_answered_is_named() {
+        let (health, before) = (Health::default(), Instant::now());
+        let at = SocketAddr::from(([127, 0, 0, 1], 7000));
+        health.suspect(NodeId(105), at, &"it is tired");
+        health.suspect(NodeId(106), at, &"it is tired");
+        health.answered(NodeId(106));
+        assert_eq!(health.silent_since(before), "node 105 at 127.0.0.1:7000");
+        assert_eq!(health.silent_since(Instant::now() + Duration::from_secs(1)), "");
     }
 }

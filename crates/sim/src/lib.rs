@@ -49,4 +49,5 @@ mod trace;
 mod workload;
 
 pub use crash_points::{Crash, CrashPoint, Effectful, crash_points};
+pub use options::fault_kinds;
 pub use outcome::{Outcome, Settings, run_seed};

@@ -15,7 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use milpa_sim::{CrashPoint, Outcome, Settings, run_seed};
+use clap::builder::PossibleValuesParser;
+use milpa_sim::{CrashPoint, Outcome, Settings, fault_kinds, run_seed};
 use serde::{Deserialize, Serialize};
 
 /// Runs the whole cluster in one deterministic process, under faults that a seed draws.
@@ -44,7 +45,7 @@ struct Arguments {
     #[arg(long)]
     twice: bool,
     /// Kinds of faults that are not to happen, such as `rot`.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(fault_kinds()))]
     without: Vec<String>,
     /// A calm run in which a machine crashes after so many effects: `meta1:312:power`, or `:kill`.
     #[arg(long, value_name = "POINT", requires = "seed")]

@@ -63,11 +63,10 @@ impl Fault {
             | Fault::Power(place)
             | Fault::Freeze(place, _)
             | Fault::Isolate(place)
-            | Fault::FullDisk(place)
-            | Fault::Pause(place, _) => span(Some(place), lasts_ms),
-            Fault::FailedWrite(place, kept_ms) | Fault::FailedSync(place, kept_ms) => {
-                span(Some(place), kept_ms)
-            }
+            | Fault::FullDisk(place) => span(Some(place), lasts_ms),
+            Fault::Pause(place, lasts_ms)
+            | Fault::FailedWrite(place, lasts_ms)
+            | Fault::FailedSync(place, lasts_ms) => span(Some(place), lasts_ms),
             Fault::Lose(place) | Fault::OldDisk(place) => span(Some(place), u64::MAX),
             // Which of the two is the broken one is anybody's guess.
             Fault::OneWay(..)
@@ -220,7 +219,6 @@ impl Nemesis {
         // Short ones more often than long ones.
         let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
         let fault = self.draw(name, now_ms, lasts_ms)?;
-        let lasts_ms = if let Fault::Pause(_, paused_ms) = fault { paused_ms } else { lasts_ms };
         self.spans.extend(fault.span(now_ms, lasts_ms));
         Some((name, fault))
     }

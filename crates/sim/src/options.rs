@@ -202,7 +202,7 @@ impl Options {
         options
     }
 
-    /// Takes one kind of fault away. Does nothing for a name that is none.
+    /// Takes one kind of fault away: one of [`fault_kinds`].
     fn leave_out(&mut self, name: &str) {
         match name {
             "network" => self.links = calm_links(),
@@ -215,6 +215,14 @@ impl Options {
             }
         }
     }
+}
+
+/// What [`Settings::without`] may name.
+#[must_use]
+pub fn fault_kinds() -> Vec<&'static str> {
+    let mut weights = Weights::default();
+    let drawn = weights.by_name().map(|(name, _)| name);
+    ["network", "drift", "any-name-loss"].into_iter().chain(drawn).collect()
 }
 
 fn calm_links() -> LinkFaults {

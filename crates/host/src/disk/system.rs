@@ -46,7 +46,8 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
 pub(super) fn advise(file: &File, advice: Advice, offset: u64, length: u64) {
     let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else { return };
     let descriptor = file.as_raw_fd();
-    // What fails here fails again at the next sync, which tells.
+    // What cannot be written fails again at the next sync, which tells. Memory is given back whatever is in
+    // it: posix_fadvise refuses nothing but a wrong descriptor.
     // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
     unsafe {
         match advice {

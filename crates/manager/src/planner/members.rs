@@ -77,15 +77,25 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     plan.problems.extend(problems);
 }
 
-/// How many replicas serve, whether or not they are to stay.
+/// How many replicas serve, or are about to.
 #[must_use]
 pub fn in_service(view: View<'_>, record: &MetaRecord) -> usize {
-    let is_heard = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
-    let serves = |node: &&NodeId| match meta_place(view, record, **node) {
-        Place::Good | Place::Coming | Place::Bad(TaskReason::NodeDraining(_)) => is_heard(**node),
-        Place::Away | Place::Missing | Place::Bad(_) => false,
-    };
-    record.members.iter().filter(serves).count()
+    let is_coming = |node| meta_place(view, record, node) == Place::Coming;
+    let serving = |node: &&NodeId| serves(view, record, **node) || is_coming(**node);
+    record.members.iter().filter(serving).count()
+}
+
+/// Whether a replica does what it is for, whether or not it is to stay.
+fn serves(view: View<'_>, record: &MetaRecord, node: NodeId) -> bool {
+    match meta_place(view, record, node) {
+        Place::Good => true,
+        Place::Bad(TaskReason::NodeDraining(_)) => is_heard(view, node),
+        Place::Coming | Place::Away | Place::Missing | Place::Bad(_) => false,
+    }
+}
+
+fn is_heard(view: View<'_>, node: NodeId) -> bool {
+    view.state.node(node).is_some_and(|known| known.state.is_heard())
 }
 
 /// Why a partition needs another replica, if it does and its group can take one in.
@@ -106,8 +116,7 @@ fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason
         Place::Bad(reason) => Some((*node, reason)),
         Place::Good | Place::Coming | Place::Away | Place::Missing => None,
     });
-    let serves = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
-    bad.min_by_key(|(node, reason)| matches!(reason, TaskReason::NodeDraining(_)) && serves(*node))
+    bad.min_by_key(|(node, _)| serves(view, record, *node))
 }
 
 /// The members but one whose replica is lost, and whose node is not, if they can go on by themselves.
@@ -219,13 +228,8 @@ pub fn is_settled(view: View<'_>, record: &MetaRecord) -> bool {
 fn are_in_service(view: View<'_>, record: &MetaRecord, members: &[NodeId]) -> bool {
     let Some((leader, report)) = leader_report(view, record) else { return false };
     let own_report = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
-    let is_heard = |node| view.state.node(node).is_some_and(|known| known.state.is_heard());
-    let serves = |node| match meta_place(view, record, node) {
-        Place::Good | Place::Bad(TaskReason::NodeDraining(_)) => is_heard(node),
-        _ => false,
-    };
     members.iter().all(|node| {
-        serves(*node)
+        serves(view, record, *node)
             && own_report(*node).is_some_and(|own| has_members(own, &record.members))
             && (*node == leader || report.current.contains(node))
     })

@@ -182,7 +182,9 @@ impl SnapshotStore {
     pub(crate) fn remove(&self, partition: PartitionId) -> io::Result<()> {
         let directory = self.of(partition);
         let names = match disk::list(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return disk::sync_directory(&self.directory);
+            }
             names => names?,
         };
         for name in names.iter().filter(|name| *name != DELETED) {

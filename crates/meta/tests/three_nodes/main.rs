@@ -5,19 +5,17 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod cluster;
+mod damage;
 mod freeing;
 
 use std::time::{Duration, Instant};
 
-use cluster::client::{Client, create, name};
-use cluster::{Cluster, PATIENCE, VOLUME, eventually};
+use cluster::client::{create, name};
+use cluster::{Cluster, PATIENCE, eventually};
 use milpa_meta::core::{Partition, PartitionSetup};
-use milpa_types::{
-    FileKind, InodeId, MetaError, MetaSlot, NodeId, PartitionId, Timestamp, VolumeOptions,
-};
+use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, PartitionId, Timestamp, VolumeOptions};
 use milpa_wire::meta::{
-    CreateMetaPartition, MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics,
-    MetaWrite, StateMark,
+    MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics, MetaWrite, StateMark,
 };
 
 const FIRST: PartitionId = PartitionId(100);
@@ -144,24 +142,6 @@ fn a_restart_reads_snapshot_and_log() {
     (0..3).for_each(|n| cluster.kill(n));
     (0..3).for_each(|n| cluster.restart(n));
     assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 450);
-    assert_eq!(cluster.equal_hashes(FIRST), before);
-}
-
-/// F5 on the newest snapshot: the one before it and the log are enough.
-#[test]
-fn a_rotten_snapshot_is_replaced_by_its_predecessor_and_the_log() {
-    let (mut cluster, mut client) = cluster_with_snapshots(350);
-    let before = cluster.equal_hashes(FIRST);
-    (0..3).for_each(|n| cluster.kill(n));
-    for n in 0..3 {
-        let newest = cluster.snapshots_of(n, FIRST).pop().unwrap();
-        let mut bytes = std::fs::read(&newest).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        std::fs::write(&newest, bytes).unwrap();
-    }
-    (0..3).for_each(|n| cluster.restart(n));
-    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 350);
     assert_eq!(cluster.equal_hashes(FIRST), before);
 }
 
@@ -483,129 +463,6 @@ fn latency_of_a_create() {
         client.lookup(&cluster, InodeId::ROOT, &format!("f{n:05}")).unwrap();
     }
     println!("lookup: {:?} each", began.elapsed() / 2_000);
-}
-
-/// A hundred files, in ten batches of every log at least: one that lags gets many entries in one.
-fn create_in_batches(cluster: &Cluster, client: &mut Client) {
-    for n in 0..100 {
-        client.create(cluster, &format!("f{n:03}"));
-        if n % 10 == 0 {
-            cluster.equal_hashes(FIRST);
-        }
-    }
-}
-
-/// F5 on the Raft log of one node: what had been durable is unreadable, which is not a torn tail.
-/// The replica takes no part any more, says so, and keeps what it has; the others go on.
-#[test]
-fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
-    let mut cluster = Cluster::start(1, |_| {});
-    let mut client = cluster.client();
-    client.open_session(&cluster, 1);
-    create_in_batches(&cluster, &mut client);
-    let leader = cluster.index_of(client.leader(FIRST));
-    let (rotten, other) = ((leader + 1) % 3, (leader + 2) % 3);
-    cluster.kill(rotten);
-    let log = cluster.rot_log(rotten);
-    cluster.restart(rotten);
-    let to = cluster.manager.address_of(cluster.nodes[rotten].id);
-    let hash = MetaRequest::StateHash { partition: FIRST };
-    assert_eq!(cluster.manager.ask(to, &hash), Err(MetaError::WrongPartition));
-    client.create(&cluster, "with two of three");
-
-    // It must not help another to a majority: it may have forgotten what it acknowledged.
-    cluster.kill(other);
-    let id = client.next_id(FIRST);
-    let write = create(InodeId::ROOT, "alone", FileKind::File, None);
-    let write = MetaRequest::Write { partition: FIRST, id, now: Timestamp(1), write };
-    let to = cluster.manager.address_of(cluster.nodes[leader].id);
-    let alone = client.try_once(to, &write, Duration::from_secs(2));
-    assert!(alone.as_ref().is_err_and(|e| e.next() == milpa_types::Next::RetrySame), "{alone:?}");
-    cluster.restart(other);
-    assert!(matches!(client.call(&cluster, FIRST, &write), Ok(MetaAnswer::Entry(_))));
-    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 102);
-    assert!(log.exists(), "nothing of the rotten log was thrown away");
-}
-
-/// A node that does not lead has started with a rotten log.
-fn cluster_with_a_damaged_replica() -> (Cluster, Client, usize) {
-    let mut cluster = Cluster::start(1, |_| {});
-    let mut client = cluster.client();
-    client.open_session(&cluster, 1);
-    create_in_batches(&cluster, &mut client);
-    let rotten = (cluster.index_of(client.leader(FIRST)) + 1) % 3;
-    cluster.kill(rotten);
-    cluster.rot_log(rotten);
-    cluster.restart(rotten);
-    let damaged = report(&cluster, rotten).expect("it says that it has it");
-    assert!(damaged.is_damaged && damaged.leader.is_none() && damaged.marks.is_empty());
-    (cluster, client, rotten)
-}
-
-/// The story: a damaged replica was in no report, and deleting it was said to be done and was not. Its
-/// log kept the node's log from being cut, long after another replica had taken its place.
-#[test]
-fn a_damaged_replica_shows_and_can_be_deleted() {
-    let (mut cluster, mut client, rotten) = cluster_with_a_damaged_replica();
-    let to = cluster.manager.address_of(cluster.nodes[rotten].id);
-    let delete = MetaRequest::DeletePartition { partition: FIRST };
-    assert_eq!(cluster.manager.ask(to, &delete), Ok(MetaAnswer::Done));
-    assert_eq!(report(&cluster, rotten), None);
-    // The log has forgotten it: nothing of it comes back, nor is anything damaged.
-    cluster.kill(rotten);
-    cluster.restart(rotten);
-    assert_eq!(report(&cluster, rotten), None);
-    client.create(&cluster, "with two of three");
-}
-
-/// What managers do where no other node has room: the damaged one is taken out, deleted, and made again under
-/// the id that had voted before. A restart in the middle of it does no harm.
-#[test]
-fn a_damaged_replica_is_made_again_where_it_was() {
-    let (mut cluster, mut client, rotten) = cluster_with_a_damaged_replica();
-    let ids: Vec<NodeId> = cluster.nodes.iter().map(|node| node.id).collect();
-    let node = ids[rotten];
-    let others: Vec<NodeId> = ids.iter().copied().filter(|id| *id != node).collect();
-    let configure = |cluster: &Cluster, voters: &[NodeId], learners: &[NodeId]| {
-        let (voters, learners) = (voters.to_vec(), learners.to_vec());
-        let request = MetaRequest::Configure { partition: FIRST, voters, learners };
-        eventually("the members change", || {
-            let ask = |id: &NodeId| cluster.manager.ask(cluster.manager.address_of(*id), &request);
-            others.iter().any(|id| ask(id).is_ok()).then_some(())
-        });
-    };
-    let order = |cluster: &Cluster, request: &MetaRequest| {
-        eventually("the node does it", || {
-            cluster.manager.ask(cluster.manager.address_of(node), request).ok()
-        });
-    };
-    configure(&cluster, &others, &[]);
-    client.create(&cluster, "with two of two");
-    order(&cluster, &MetaRequest::DeletePartition { partition: FIRST });
-    let create = CreateMetaPartition {
-        partition: FIRST,
-        volume: VOLUME,
-        options: VolumeOptions::default(),
-        slot: MetaSlot(0),
-        members: ids.clone(),
-        joins: true,
-    };
-    order(&cluster, &MetaRequest::CreatePartition(create));
-    cluster.kill(rotten);
-    cluster.restart(rotten);
-    configure(&cluster, &others, &[node]);
-    let note = cluster.nodes[rotten].config.directory.join("partitions/100/joining");
-    eventually("it has caught up", || (!note.exists()).then_some(()));
-    configure(&cluster, &ids, &[]);
-    cluster.equal_hashes(FIRST);
-
-    // It counts: with it there is a majority.
-    cluster.kill(cluster.index_of(others[0]));
-    client.create(&cluster, "with it and one other");
-    cluster.kill(rotten);
-    cluster.restart(rotten);
-    client.create(&cluster, "and after a restart");
-    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 103);
 }
 
 /// The story: the group of a replica that was given up ran on. What it could not apply was kept in

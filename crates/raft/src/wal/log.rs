@@ -150,8 +150,9 @@ impl Wal {
     }
 
     /// What was read may only be in the page cache, left by a process that died between write and
-    /// flush; or, after a failed flush, be there and never reach the disk. Only the last batch can
-    /// be in that state, so it is written again and flushed before anything is built on it.
+    /// flush; or, after a failed flush, be there and never reach the disk, if the system did not let go
+    /// of it when asked. Only the last batch can be in that state, so it is written again and flushed
+    /// before anything is built on it.
     fn continue_at(&mut self, tail: &scan::Tail) -> Result<(), WalError> {
         self.current = Current {
             seq: tail.header.seq,

@@ -58,6 +58,16 @@ fn what_a_failed_flush_left_in_memory_is_not_built_upon_by_the_next_life() {
     }
 }
 
+/// The process dies between a write and its flush, and the system cannot write it: the next life is told, once.
+#[test]
+fn what_an_earlier_life_left_and_cannot_be_written_fences_the_disk() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 10_000)).unwrap();
+    // The directory's goes well.
+    world.files.fail(Fault { call: Call::Sync, after: 1, errno: EIO });
+    assert!(world.kill().disk.is_fenced());
+}
+
 /// EIO at the n-th write or flush, for every n of a small life: the disk is fenced, no operation
 /// reports success that a crash then takes back.
 #[test]

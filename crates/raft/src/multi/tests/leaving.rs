@@ -4,38 +4,49 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
-use super::world::world;
+use super::world::{World, world};
 use crate::types::MemberChange;
+
+const GROUP: PartitionId = PartitionId(1);
+
+/// A group of so many nodes that the first one leads.
+fn led(seed: u64, nodes: u32) -> World {
+    let mut world = world(seed, nodes);
+    world.found(1, &(0..nodes).collect::<Vec<_>>());
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world
+}
+
+/// Entries that take longer than who is only slow is behind.
+fn propose_slowly(world: &mut World) {
+    for i in 0..5 {
+        world.propose(1, format!("{i}")).unwrap();
+        world.run(500);
+    }
+}
 
 /// The story (simulation, seed 37737): of three members one was behind when another one was to leave. The
 /// change was committed by the one that left and the third one, whose disk lost it: nobody who stayed had
 /// it, and who had it had left.
 #[test]
 fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
-    let mut world = world(23, 3);
-    let group = PartitionId(1);
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
+    let mut world = led(23, 3);
     let links =
         |i| [0, 1].into_iter().flat_map(move |j| [(NodeId(i), NodeId(j)), (NodeId(j), NodeId(i))]);
     world.cut.extend(links(2));
-    for i in 0..5 {
-        world.propose(1, format!("{i}")).unwrap();
-        // Longer than who is only slow is behind.
-        world.run(500);
-    }
+    propose_slowly(&mut world);
     let without = |left: u32| MemberChange {
         voters: [0, 1, 2].into_iter().filter(|i| *i != left).map(NodeId).collect(),
         learners: vec![],
     };
-    let refused = world.multi(0).propose_change(group, &without(1), Bytes::new());
+    let refused = world.multi(0).propose_change(GROUP, &without(1), Bytes::new());
     assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
     world.cut.clear();
     world.until("the one behind has it all", |world| {
-        world.multi(0).propose_change(group, &without(1), Bytes::new()).is_ok()
+        world.multi(0).propose_change(GROUP, &without(1), Bytes::new()).is_ok()
     });
     world.until("it has left", |world| {
-        world.multi(2).status(group).unwrap().members.voters == [NodeId(0), NodeId(2)]
+        world.multi(2).status(GROUP).unwrap().members.voters == [NodeId(0), NodeId(2)]
     });
     world.check();
 }
@@ -44,21 +55,15 @@ fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
 /// (simulation, seed 37737).
 #[test]
 fn who_leaves_does_not_wait_for_ever() {
-    let mut world = world(25, 3);
-    let group = PartitionId(1);
-    world.found(1, &[0, 1, 2]);
-    world.until("a leader", |world| world.leader(1) == Some(0));
+    let mut world = led(25, 3);
     world.crash(2, 1 << 40);
-    for i in 0..5 {
-        world.propose(1, format!("{i}")).unwrap();
-        world.run(500);
-    }
+    propose_slowly(&mut world);
     let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
-    let refused = world.multi(0).propose_change(group, &change, Bytes::new());
+    let refused = world.multi(0).propose_change(GROUP, &change, Bytes::new());
     assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
     let began_ms = world.now_ms;
     world.until("it is taken", |world| {
-        world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
+        world.multi(0).propose_change(GROUP, &change, Bytes::new()).is_ok()
     });
     assert!((4_000..8_000).contains(&(world.now_ms - began_ms)), "{}", world.now_ms - began_ms);
 }
@@ -68,20 +73,14 @@ fn who_leaves_does_not_wait_for_ever() {
 #[test]
 fn who_is_away_may_leave_and_keeps_nobody() {
     for left in [2, 3] {
-        let mut world = world(24, 4);
-        let group = PartitionId(1);
-        world.found(1, &[0, 1, 2, 3]);
-        world.until("a leader", |world| world.leader(1) == Some(0));
+        let mut world = led(24, 4);
         world.crash(3, 1 << 40);
-        for i in 0..5 {
-            world.propose(1, format!("{i}")).unwrap();
-            world.run(500);
-        }
+        propose_slowly(&mut world);
         let voters = (0..4).filter(|i| *i != left).map(NodeId).collect();
         let change = MemberChange { voters, learners: vec![] };
-        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.multi(0).propose_change(GROUP, &change, Bytes::new()).unwrap();
         world.until("it has left", |world| {
-            world.multi(1).status(group).unwrap().members.voters == change.voters
+            world.multi(1).status(GROUP).unwrap().members.voters == change.voters
         });
         world.check();
     }

@@ -1,0 +1,389 @@
+//! Goal: replicas of meta partitions that are lost, damaged or have to go are replaced, elsewhere or where they were,
+//! and no group is ever left to count on one that remembers nothing.
+
+use std::collections::BTreeMap;
+
+use milpa_types::{NodeId, NodeState, PartitionId};
+use milpa_wire::meta::MetaPartitionReport;
+
+use super::replacing::{check_whole_without, roomy};
+use super::{World, nodes};
+use crate::core::Applied;
+use crate::planner::*;
+
+#[test]
+fn a_meta_node_that_is_lost_is_replaced_one_change_at_a_time() {
+    let mut world = roomy(4, 3);
+    world.down.insert(NodeId(102));
+    let mut voters: BTreeMap<PartitionId, Vec<NodeId>> = BTreeMap::new();
+    for _ in 0..200 {
+        let plan = world.pass();
+        for step in &plan.steps {
+            let Step::SetMembers { partition, voters: wanted, learners, .. } = step else {
+                continue;
+            };
+            let before = voters.insert(*partition, wanted.clone()).unwrap_or_default();
+            assert_eq!(wanted.len(), 3);
+            let new = wanted.iter().filter(|node| !before.contains(node)).count();
+            assert!(before.is_empty() || new <= 1, "{before:?} to {wanted:?}");
+            assert!(learners.len() <= 1);
+        }
+    }
+    check_whole_without(&world, NodeId(102));
+    world.down.clear();
+    world.settle();
+    assert!(world.meta[&NodeId(102)].is_empty(), "its old replicas are deleted");
+}
+
+/// Damages a replica: its node says that it has it, and nothing else.
+fn damage(world: &mut World, node: NodeId, partition: PartitionId) {
+    let damaged = MetaPartitionReport { partition, is_damaged: true, ..Default::default() };
+    world.meta.get_mut(&node).unwrap().insert(partition, damaged);
+}
+
+/// The story: a damaged replica was in no report, so nobody had it deleted, and its log kept its
+/// node's log from being cut until the disk was full.
+#[test]
+fn a_damaged_meta_replica_is_replaced_and_then_deleted() {
+    let mut world = roomy(4, 3);
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    let mut is_whole = false;
+    for _ in 0..100 {
+        let plan = world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        let deleted = |step: &Step| matches!(step, Step::Delete { node: at, .. } if *at == node);
+        assert!(is_whole || !plan.steps.iter().any(deleted), "it may hold the only copy");
+        is_whole = !record.members.contains(&node);
+    }
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None));
+    assert!(record.members.contains(&NodeId(104)) && !world.meta[&node].contains_key(&partition));
+}
+
+/// As `who_was_lost_is_not_made_again_while_a_member_still_counts_it`: nobody is made where something is.
+#[test]
+fn a_meta_replica_that_was_taken_out_stays_while_a_member_still_counts_it() {
+    let mut world = roomy(4, 3);
+    let (node, behind, partition) = (NodeId(103), NodeId(102), PartitionId(1));
+    damage(&mut world, node, partition);
+    let knows = |world: &mut World, voters: Vec<NodeId>| {
+        world.meta.get_mut(&behind).unwrap().get_mut(&partition).unwrap().voters = voters;
+    };
+    for _ in 0..100 {
+        if world.log.state.meta_partition(partition).unwrap().members.contains(&NodeId(104)) {
+            knows(&mut world, nodes(&[101, 102, 103]));
+        }
+        world.pass();
+        assert!(world.meta[&node].contains_key(&partition));
+    }
+    knows(&mut world, nodes(&[101, 102, 104]));
+    world.settle();
+    assert!(!world.meta[&node].contains_key(&partition));
+}
+
+/// Three meta nodes are what most clusters have: a replica of which a block rotted left the partition with two of
+/// three until somebody brought a fourth.
+#[test]
+fn a_meta_replica_is_made_again_where_it_was_when_there_is_no_other_place() {
+    for is_lost in [false, true] {
+        let mut world = roomy(3, 3);
+        world.settle();
+        let (node, partition) = (NodeId(103), PartitionId(1));
+        damage(&mut world, node, partition);
+        if is_lost {
+            world.meta.get_mut(&node).unwrap().clear();
+        }
+        for _ in 0..100 {
+            let plan = world.pass();
+            let counts = |held: &BTreeMap<PartitionId, MetaPartitionReport>| {
+                held.get(&partition).is_some_and(|own| own.voters.contains(&node))
+            };
+            let is_counted = [101, 102].iter().any(|id| counts(&world.meta[&NodeId(*id)]));
+            let touches = |step: &Step| match step {
+                Step::Delete { node: at, .. } => *at == node,
+                Step::CreateMeta { node: at, create } => *at == node && !create.joins,
+                _ => false,
+            };
+            assert!(!is_counted || !plan.steps.iter().any(touches), "{:?}", plan.steps);
+        }
+        world.settle();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        assert_eq!((record.members.clone(), record.joining), (nodes(&[101, 102, 103]), None));
+        assert!(!world.meta[&node][&partition].is_damaged);
+    }
+}
+
+/// Found by a reader: what was left of a damaged replica on the only free node waited for all members to serve, and
+/// the member that was lost waited for that node.
+#[test]
+fn what_is_left_of_one_damaged_replica_does_not_keep_another_from_being_replaced() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    damage(&mut world, NodeId(104), partition);
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None));
+    let mut held = world.meta.values().filter_map(|held| held.get(&partition));
+    assert!(!held.any(|own| own.is_damaged));
+}
+
+/// Found by the same: it waited for the node that is drained, which waited for the place.
+#[test]
+fn a_drain_ends_though_its_only_place_has_a_damaged_replica() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    for _ in 0..200 {
+        let record = world.log.state.meta_partition(partition).unwrap();
+        if !record.members.contains(&NodeId(103)) {
+            break;
+        }
+        damage(&mut world, NodeId(103), partition);
+        world.pass();
+    }
+    world.log.apply(CommandV1::DrainNode { node: NodeId(101), drains: true, begun_unix_ms: 1 });
+    damage(&mut world, NodeId(103), partition);
+    world.settle();
+    assert!(world.meta[&NodeId(101)].is_empty(), "{:?}", world.meta[&NodeId(101)]);
+}
+
+/// A learner says who the members are when it has a vote: as a voter without one it would be counted and be of no
+/// use.
+#[test]
+fn a_learner_without_a_vote_does_not_become_a_member() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    damage(&mut world, NodeId(103), partition);
+    for _ in 0..100 {
+        if let Some(own) =
+            world.meta.get_mut(&NodeId(104)).and_then(|held| held.get_mut(&partition))
+        {
+            own.voters.clear();
+        }
+        world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        assert!(!record.members.contains(&NodeId(104)));
+    }
+    assert!(world.meta[&NodeId(104)].contains_key(&partition), "it was asked to join");
+}
+
+/// A drain takes its time, and what was lost meanwhile does not wait for the end of it.
+#[test]
+fn a_meta_partition_that_lost_a_copy_comes_before_one_that_is_drained() {
+    let mut world = roomy(5, 3);
+    world.policy.repairs_max = 1;
+    let lost = PartitionId(3);
+    world.log.apply(CommandV1::DrainNode { node: NodeId(102), drains: true, begun_unix_ms: 1 });
+    damage(&mut world, NodeId(103), lost);
+    let begun = (0..20).find_map(|_| {
+        let plan = world.pass();
+        plan.commands.into_iter().find_map(|command| match command {
+            CommandV1::BeginTask(task) => Some(task.partition),
+            _ => None,
+        })
+    });
+    assert_eq!(begun, Some(lost));
+}
+
+/// Story (simulation, seed 72028): a node was chosen while it had just been started and had not said yet that what
+/// it has is damaged. Nobody deleted that, as it was to join, and nobody made another: it stood so for ever.
+#[test]
+fn a_place_that_turns_out_to_have_a_damaged_replica_is_given_up() {
+    let mut world = roomy(3, 3);
+    world.settle();
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    let record = |world: &World| world.log.state.meta_partition(partition).unwrap().clone();
+    for _ in 0..100 {
+        world.pass();
+        if record(&world).joining.is_some() {
+            break;
+        }
+        if !record(&world).members.contains(&node) {
+            // Started again, it has not looked through its disk yet.
+            world.meta.get_mut(&node).unwrap().remove(&partition);
+        }
+    }
+    assert_eq!(record(&world).joining, Some(node));
+    damage(&mut world, node, partition);
+    world.settle();
+    assert_eq!(record(&world).members, nodes(&[101, 102, 103]));
+    assert!(!world.meta[&node][&partition].is_damaged);
+}
+
+/// With one of the two others away nobody is taken out: it could not be agreed on, and what is damaged may be
+/// all there is.
+#[test]
+fn a_damaged_meta_replica_stays_while_others_are_away() {
+    let mut world = roomy(3, 3);
+    world.settle();
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    damage(&mut world, node, partition);
+    world.down.insert(NodeId(102));
+    world.wait(20_000);
+    assert!(world.meta[&node][&partition].is_damaged);
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!(record.members, nodes(&[101, 102, 103]));
+}
+
+#[test]
+fn a_damaged_meta_replica_goes_with_its_volume() {
+    let mut world = roomy(3, 3);
+    damage(&mut world, NodeId(103), PartitionId(1));
+    let volume = world.log.state.volumes().next().unwrap().id;
+    world.log.apply(CommandV1::DeleteVolume { volume });
+    world.settle();
+    assert!(world.meta[&NodeId(103)].is_empty());
+}
+
+/// The story: 104 was taken in for 102, which was dead, and given up when that came back. It stayed
+/// known as created, though its replica was deleted; when 102 died for good, nobody made it again: it
+/// counted as lost at once, and the task was begun and given up for ever.
+#[test]
+fn a_meta_node_that_was_given_up_can_be_taken_in_later() {
+    let mut world = roomy(4, 3);
+    world.down.insert(NodeId(102));
+    let is_made = |world: &World| world.meta.get(&NodeId(104)).is_some_and(|held| !held.is_empty());
+    for _ in 0..200 {
+        if is_made(&world) {
+            break;
+        }
+        world.pass();
+    }
+    assert!(is_made(&world), "104 was asked to join");
+    world.down.clear();
+    world.settle();
+    assert!(world.meta[&NodeId(104)].is_empty(), "it was given up, and its replica deleted");
+    world.down.insert(NodeId(102));
+    world.wait(12_000);
+    world.settle();
+    check_whole_without(&world, NodeId(102));
+}
+
+/// A group that still has the learner that was given up counts on what that one had.
+#[test]
+fn a_learner_that_was_given_up_leaves_before_another_replica_joins() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    for report in world.meta.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.learners = vec![NodeId(104)];
+    }
+    world.down.insert(NodeId(102));
+    world.log.apply(CommandV1::SetNodeState { node: NodeId(102), state: NodeState::Dead });
+    let plan = world.pass();
+    let begun = plan.commands.iter().filter_map(|command| match command {
+        CommandV1::BeginTask(task) => Some(task.partition),
+        _ => None,
+    });
+    assert!(!begun.collect::<Vec<_>>().contains(&partition));
+    let leaves = |step: &Step| match step {
+        Step::SetMembers { partition: of, learners, .. } => *of == partition && learners.is_empty(),
+        _ => false,
+    };
+    assert!(plan.steps.iter().any(leaves), "{:?}", plan.steps);
+    world.wait(14_000);
+    world.settle();
+    check_whole_without(&world, NodeId(102));
+}
+
+/// Found by the simulation (seed 600): a drained node was removed, and its disk emptied, when its partitions
+/// were to have other members and before their groups had taken them over. Of three voters one had been lost
+/// before, and no leader was found any more.
+#[test]
+fn a_drained_meta_node_is_not_let_go_while_a_group_may_count_on_it() {
+    let mut world = roomy(4, 3);
+    let (leaving, partition) = (NodeId(101), PartitionId(1));
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    let early = removal::check(world.view(), leaving).unwrap_err().to_string();
+    assert!(early.contains("in service and holds 3 replicas"), "{early}");
+    for _ in 0..200 {
+        world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        if !record.members.contains(&leaving) {
+            world.stuck.insert(partition);
+        }
+    }
+    assert_eq!(world.log.state.replicas_on(leaving, None), 0);
+    let refused = removal::check(world.view(), leaving).unwrap_err().to_string();
+    assert!(refused.contains("meta partition 1 has not taken over its new members"), "{refused}");
+    let drain = |world: &World| crate::view::tasks(world.view()).pop().unwrap();
+    assert_eq!(drain(&world).total - drain(&world).done, 1);
+    // Its leader is lost: nobody can say what the group does.
+    world.down.extend(nodes(&[101, 102, 103]));
+    world.pass();
+    removal::check(world.view(), leaving).unwrap_err();
+    world.down.clear();
+    world.stuck.clear();
+    world.settle();
+    assert_eq!(drain(&world).done, drain(&world).total);
+    removal::check(world.view(), leaving).unwrap();
+    assert_eq!(world.log.apply(CommandV1::RemoveNode { node: leaving }), Applied::Done);
+}
+
+#[test]
+fn a_meta_node_without_room_leads_nothing_while_another_has_some() {
+    let mut world = roomy(3, 3);
+    world.policy.balances = true;
+    world.settle();
+    let led_by = |world: &World, node: u32| {
+        let leaders = world.log.state.meta_partitions().map(|r| world.loads.meta_leader(r));
+        leaders.filter(|leader| *leader == Some(NodeId(node))).count()
+    };
+    assert_eq!(led_by(&world, 101), 1);
+    world.full.insert(NodeId(101));
+    world.settle();
+    assert_eq!(led_by(&world, 101), 0);
+    // Where nobody has room, nobody is better: nothing moves.
+    world.full.extend(nodes(&[102, 103]));
+    world.settle();
+    world.full.clear();
+    world.settle();
+    assert_eq!((1..=3).map(|n| led_by(&world, 100 + n)).collect::<Vec<_>>(), [1, 1, 1]);
+}
+
+/// The group may still count the node that it is to go on without: there is no task to tell of it.
+#[test]
+fn a_node_that_was_taken_out_is_not_let_go_before_the_group_knows() {
+    let mut world = roomy(3, 3);
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    world.stuck.insert(partition);
+    take_out(&mut world, node, partition);
+    assert_eq!(removal::counted_on(world.view(), node).collect::<Vec<_>>(), [partition]);
+    world.stuck.clear();
+    world.settle();
+    assert_eq!(removal::counted_on(world.view(), node).count(), 0);
+}
+
+/// One that is damaged may still acknowledge: with its help the group would take it out, and stand still.
+#[test]
+fn nobody_is_taken_out_while_one_who_stays_is_away() {
+    let mut world = roomy(3, 3);
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    world.stuck.insert(partition);
+    take_out(&mut world, node, partition);
+    world.down.insert(NodeId(102));
+    world.stuck.clear();
+    for _ in 0..20 {
+        let plan = world.pass();
+        let changes = |step: &Step| matches!(step, Step::SetMembers { .. });
+        assert!(!plan.steps.iter().any(changes), "{:?}", plan.steps);
+    }
+    world.down.clear();
+    world.settle();
+    assert_eq!(world.log.state.meta_partition(partition).unwrap().members.len(), 3);
+}
+
+/// Damages a replica, until it is decided that the group goes on without it.
+fn take_out(world: &mut World, node: NodeId, partition: PartitionId) {
+    damage(world, node, partition);
+    for _ in 0..100 {
+        if !world.log.state.meta_partition(partition).unwrap().members.contains(&node) {
+            return;
+        }
+        world.pass();
+    }
+    panic!("it stays");
+}
