@@ -168,11 +168,67 @@ fn everything_is_there_after_a_restart_of_all() {
         assert!(error.contains("is another process using it?"), "{error}");
         let error = refused(good.clone(), milpa_types::ClusterId(0xbad)).await.unwrap_err();
         assert!(matches!(error, milpa_manager::RunError::Directory(_)), "{error}");
-        // A directory without its log must not vote.
-        std::fs::remove_dir_all(good.directory.join("raft")).unwrap();
-        let error = refused(good, cluster::CLUSTER).await.unwrap_err();
-        assert!(matches!(error, milpa_manager::RunError::LogMissing), "{error}");
     });
+}
+
+/// The story: a manager whose log had rotted ended until somebody emptied its directory.
+#[test]
+fn a_manager_that_cannot_use_what_it_has_sets_it_aside_and_counts_again() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let before = cluster.volume("home").await;
+        let harms: [fn(&std::path::Path); 3] = [
+            |directory| flip_all(&directory.join("raft")),
+            // A directory without its log must not vote.
+            |directory| std::fs::remove_dir_all(directory.join("raft")).unwrap(),
+            |directory| std::fs::write(directory.join("state.redb"), "nonsense").unwrap(),
+        ];
+        for (place, harm) in harms.into_iter().enumerate() {
+            cluster.stop(place).await;
+            harm(&cluster.configs[place].directory);
+            cluster.start(place);
+            cluster.until_rejoined(place).await;
+            cluster.stop((place + 1) % 3).await;
+            assert_eq!(cluster.volume("home").await.volume, before.volume);
+            let created = cluster.create_volume(&format!("later-{place}")).await;
+            assert!(created.is_ok(), "{created:?}");
+            cluster.start((place + 1) % 3);
+            let aside = cluster.configs[place].directory.join("state.redb.damaged");
+            assert!(aside.exists(), "nothing is thrown away");
+        }
+    });
+}
+
+/// Fewer than a majority could not bring back what only this directory has: it stays as it is, and counts for nothing.
+#[test]
+fn a_damaged_manager_gives_up_nothing_before_a_majority_of_the_others_is_there() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let before = cluster.volume("home").await;
+        cluster.stop(0).await;
+        cluster.stop(1).await;
+        let directory = cluster.configs[0].directory.clone();
+        flip_all(&directory.join("raft"));
+        cluster.start(0);
+        // It says for as long as it waits that it can say nothing, and asks the others meanwhile.
+        for _ in 0..20 {
+            cluster.until_it_says(0, &Err(ManagerError::Busy)).await;
+        }
+        assert!(directory.join("raft").exists() && !directory.join("raft.damaged").exists());
+        assert!(!directory.join("REJOINING").exists());
+        cluster.start(1);
+        cluster.until_rejoined(0).await;
+        assert_eq!(cluster.volume("home").await.volume, before.volume);
+        assert!(directory.join("raft.damaged").exists());
+    });
+}
+
+fn flip_all(directory: &std::path::Path) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, bytes.iter().map(|byte| byte ^ 1).collect::<Vec<u8>>()).unwrap();
+    }
 }
 
 #[test]

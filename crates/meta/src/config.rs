@@ -48,6 +48,9 @@ pub struct MetaNodeConfig {
     /// 65,536 or more.
     #[serde(default = "default_snapshot_after_bytes")]
     pub snapshot_after_bytes: u64,
+    /// Within this time every snapshot is read again against its checksums. 1 to 31,536,000 seconds; 0 for never.
+    #[serde(default = "default_scrub_period_s")]
+    pub scrub_period_s: u64,
     /// Proposals of one partition that may wait for a majority, before clients are told to try
     /// again later: 1 to 1,000,000.
     #[serde(default = "default_proposals_max")]
@@ -87,6 +90,11 @@ fn default_snapshot_after_bytes() -> u64 {
     64 << 20
 }
 
+/// As data nodes read everything again.
+fn default_scrub_period_s() -> u64 {
+    14 * 86_400
+}
+
 /// Two seconds of work at 10,000 changes a second: more would be answered too late anyway.
 fn default_proposals_max() -> usize {
     20_000
@@ -123,6 +131,7 @@ impl MetaNodeConfig {
             session_lease_ms: default_session_lease_ms(),
             snapshot_after_entries: default_snapshot_after_entries(),
             snapshot_after_bytes: default_snapshot_after_bytes(),
+            scrub_period_s: default_scrub_period_s(),
             proposals_max: default_proposals_max(),
             managers_wait_ms: default_managers_wait_ms(),
             life_ms: default_life_ms(),
@@ -170,6 +179,9 @@ impl MetaNodeConfig {
         bound("session_lease_ms", self.session_lease_ms, 1_000, 600_000);
         bound("snapshot_after_entries", self.snapshot_after_entries, 100, u64::MAX);
         bound("snapshot_after_bytes", self.snapshot_after_bytes, 65_536, u64::MAX);
+        if self.scrub_period_s != 0 {
+            bound("scrub_period_s", self.scrub_period_s, 1, 31_536_000);
+        }
         bound("proposals_max", self.proposals_max as u64, 1, 1_000_000);
         bound("managers_wait_ms", self.managers_wait_ms, 0, 86_400_000);
         bound("life_ms", self.life_ms, 1_000, 86_400_000);
@@ -198,11 +210,12 @@ mod tests {
             reserve_bytes: 1,
             session_lease_ms: 0,
             snapshot_after_entries: 1,
+            scrub_period_s: 31_536_001,
             proposals_max: 0,
             life_ms: 0,
             ..config()
         };
-        let problems = bad.validate().expect_err("ten fields are wrong");
+        let problems = bad.validate().expect_err("eleven fields are wrong");
         let fields: Vec<&str> = problems.iter().filter_map(|p| p.split(':').next()).collect();
         let expected = [
             "directory",
@@ -213,6 +226,7 @@ mod tests {
             "reserve_bytes",
             "session_lease_ms",
             "snapshot_after_entries",
+            "scrub_period_s",
             "proposals_max",
             "life_ms",
         ];

@@ -94,6 +94,7 @@ pub(crate) fn server(part: Part, number: usize, options: &Options) -> Node {
             config.session_lease_ms = options.session_lease_ms;
             config.reserve_bytes = 8 << 20;
             config.snapshot_after_entries = options.snapshot_after_entries;
+            config.scrub_period_s = 20;
             (config.managers_wait_ms, config.life_ms) = lives(options);
             Box::pin(async move {
                 let ended = milpa_meta::run(config, CLUSTER, secret(), forever()).await;

@@ -125,10 +125,11 @@ impl Victims {
         [&self.managers[..], &self.meta, &self.data].concat()
     }
 
-    /// The servers whose disks rot and lie: one that has copies of data, and one of names. What the others hold
-    /// stays good.
+    /// The servers whose disks rot and lie: one that has copies of data, one of names, and one manager. What the
+    /// others hold stays good.
     fn have_bad_disks(&self) -> Vec<usize> {
-        self.data.first().into_iter().chain(self.meta.first()).copied().collect()
+        let groups = [&self.data, &self.meta, &self.managers];
+        groups.into_iter().filter_map(|group| group.first()).copied().collect()
     }
 
     fn group_of(&self, place: usize) -> &[usize] {

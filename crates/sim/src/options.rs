@@ -73,7 +73,7 @@ pub(crate) struct Weights {
     pub disk_error: u64,
     /// A server's disk is full for a while (F8).
     pub full_disk: u64,
-    /// A bit of a server's disk flips, in the only data or meta server whose disk rots (F5).
+    /// A bit of a server's disk flips, in the only server of each kind whose disk rots (F5).
     pub rot: u64,
     /// A client dies (F19).
     pub client_kill: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Weights {
     pub grow: u64,
     /// A read fails once, on any server (F9).
     pub read_error: u64,
-    /// A write is acknowledged and lost, or lands elsewhere, on the only data or meta server whose disk lies
+    /// A write is acknowledged and lost, or lands elsewhere, on the only server of each kind whose disk lies
     /// (F4, F6).
     pub lie: u64,
     /// A meta or data server loses all that it holds, and comes back as a new one (F21).

@@ -17,7 +17,7 @@ use crate::core::{SnapshotError, State};
 
 const TABLE: TableDefinition<'static, &'static str, &'static [u8]> =
     TableDefinition::new("manager");
-const FILE: &str = "state.redb";
+pub(super) const FILE: &str = "state.redb";
 /// The file until it is whole.
 const NEW_FILE: &str = "state.redb.new";
 const STATE_KEY: &str = "state";
@@ -70,6 +70,28 @@ impl CheckpointError {
     pub fn is_for_lack_of_space(&self) -> bool {
         let CheckpointError::Database { source, .. } = self else { return false };
         matches!(&**source, redb::Error::Io(error) if error.kind() == io::ErrorKind::StorageFull)
+    }
+
+    /// Whether the file is not as it was written. redb calls one without its magic number invalid data.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        match self {
+            CheckpointError::Database { source, .. } => match &**source {
+                redb::Error::Io(error) => {
+                    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+                }
+                redb::Error::Corrupted(_)
+                | redb::Error::TableTypeMismatch { .. }
+                | redb::Error::TypeDefinitionChanged { .. }
+                | redb::Error::TableIsMultimap(_) => true,
+                _ => false,
+            },
+            CheckpointError::State { source, .. } => {
+                matches!(source, SnapshotError::Malformed { .. } | SnapshotError::Damaged)
+            }
+            CheckpointError::Incomplete { .. } => true,
+            CheckpointError::Ended { .. } => false,
+        }
     }
 }
 
@@ -208,6 +230,8 @@ impl CheckpointStore {
     /// Replaces the checkpoint, unless the one there is newer: the log may have been cut where that
     /// one stands. Durable when it returns. Blocks on the disk: call it on a thread that may.
     ///
+    /// A file that has rotted is replaced by a new one: what it had is in the state.
+    ///
     /// # Errors
     ///
     /// [`CheckpointError::Database`]; the checkpoint before is still there.
@@ -216,9 +240,30 @@ impl CheckpointStore {
         state: &[u8],
         descriptor: &SnapshotDescriptor,
     ) -> Result<(), CheckpointError> {
-        self.with(|database| match saved_index(database)? {
+        let saved = self.with(|database| match saved_index(database)? {
             Some(index) if index > descriptor.position.index => Ok(()),
             _ => write(database, state, descriptor),
+        });
+        match saved {
+            Err(error) if error.is_damage() => {
+                tracing::warn!(%error, "the state's file is damaged: it is written anew");
+                self.with_new(|database| write(database, state, descriptor))
+            }
+            saved => saved,
+        }
+    }
+
+    /// As [`Self::with`], of a new file that takes the old one's place with what `operation` has put in it.
+    fn with_new(
+        &self,
+        operation: impl FnOnce(&Database) -> Result<(), redb::Error>,
+    ) -> Result<(), CheckpointError> {
+        let mut place = self.database.lock().unwrap_or_else(PoisonError::into_inner);
+        place.close();
+        let made = guarded(|| make(&self.path, operation));
+        made.map(drop).map_err(|source| CheckpointError::Database {
+            path: self.path.to_path_buf(),
+            source: Box::new(source),
         })
     }
 }
@@ -244,16 +289,20 @@ fn open_database<'a>(
 fn open_or_make(path: &Path) -> Result<Database, redb::Error> {
     // An earlier life, or an earlier try of this one, may have failed to flush what the page cache has.
     let file = match File::open_from_medium(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => make(path)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => make(path, |_| Ok(()))?,
         opened => opened?,
     };
     Ok(Database::builder().create_with_backend(Backend(file))?)
 }
 
 /// Makes the file under another name first: redb refuses one whose making was cut short.
-fn make(path: &Path) -> Result<File, redb::Error> {
+fn make(
+    path: &Path,
+    fill: impl FnOnce(&Database) -> Result<(), redb::Error>,
+) -> Result<File, redb::Error> {
     let fresh = path.with_file_name(NEW_FILE);
-    drop(Database::builder().create_with_backend(Backend(File::open(&fresh, Open::Empty)?))?);
+    let file = File::open(&fresh, Open::Empty)?;
+    fill(&Database::builder().create_with_backend(Backend(file))?)?;
     disk::rename(&fresh, path)?;
     disk::sync_directory(path.parent().unwrap_or(path))?;
     Ok(File::open(path, Open::Existing)?)
@@ -392,6 +441,41 @@ mod tests {
         bytes[20] ^= 1;
         store.save(&bytes, &descriptor).unwrap();
         assert!(matches!(store.load(), Err(CheckpointError::State { .. })));
+    }
+
+    /// What has rotted where a start reads nothing was found by the next save, and ended the manager, again and again.
+    #[test]
+    fn a_checkpoint_that_turns_out_to_be_damaged_by_the_next_is_written_anew() {
+        let temp = tempfile::tempdir().unwrap();
+        let path = temp.path().join(FILE);
+        let inode = || std::os::unix::fs::MetadataExt::ino(&std::fs::metadata(&path).unwrap());
+        let save = |store: &CheckpointStore, index| {
+            let mut state = State::new(ClusterId(7));
+            state.skip(index);
+            let position = LogPosition { term: 2, index };
+            let members = Members::new(&[NodeId(1)], &[]);
+            store.save(&state.encode(), &SnapshotDescriptor { position, members }).unwrap();
+        };
+        let mut anew = 0;
+        // What says which pages are in use is read by who writes.
+        for at in 4_096..4_160 {
+            let store = CheckpointStore::open(temp.path()).unwrap();
+            (1..20).for_each(|index| save(&store, index));
+            drop(store);
+            let mut bytes = std::fs::read(&path).unwrap();
+            bytes[at] ^= 0x10;
+            std::fs::write(&path, &bytes).unwrap();
+            let before = inode();
+            let opened = CheckpointStore::open(temp.path());
+            if let Ok(store) = opened.and_then(|store| store.load().map(|_| store)) {
+                save(&store, 20);
+                save(&store, 21);
+                assert_eq!(store.load().unwrap().unwrap().0.applied(), 21);
+            }
+            anew += u64::from(inode() != before);
+            std::fs::remove_file(&path).unwrap();
+        }
+        assert!(anew > 0);
     }
 
     /// The log is cut where the newer one stands: with the older one the manager would not start.

@@ -24,6 +24,7 @@ use tracing::{info, warn};
 
 use super::access;
 use super::event::Event;
+use super::RunError;
 use super::replica::GROUP;
 
 /// Between two rounds of questions. Managers that are started together find each other within two.
@@ -47,39 +48,81 @@ pub(super) enum Beginning {
 /// What another manager said, or why it said nothing.
 type Said = (NodeId, Result<bool, String>);
 
-/// Asks the others until it is known. Meanwhile whoever asks here is told that there is nothing.
-pub(super) async fn ask(
-    own: NodeId,
-    managers: &[(NodeId, SocketAddr)],
-    pool: &Pool,
-    events: &mut mpsc::Receiver<Event>,
-) -> Beginning {
-    let others: Vec<_> = managers.iter().filter(|(id, _)| *id != own).copied().collect();
-    let asking = ask_others(&others, pool);
-    tokio::pin!(asking);
-    loop {
-        tokio::select! {
-            biased;
-            beginning = &mut asking => return beginning,
-            Some(event) = events.recv() => answer(event),
+/// The managers, as one of them sees them that has nothing yet that it could take part with.
+pub(super) struct Circle<'a> {
+    pub own: NodeId,
+    /// All, with their addresses.
+    pub managers: &'a [(NodeId, SocketAddr)],
+    pub pool: &'a Pool,
+    /// What others ask meanwhile.
+    pub events: &'a mut mpsc::Receiver<Event>,
+}
+
+impl Circle<'_> {
+    /// Asks the others until it is known how to begin. Meanwhile whoever asks here is told that there is nothing.
+    pub async fn ask(&mut self) -> Beginning {
+        let waiting = "this manager's directory is empty: it founds the cluster when all managers say \
+            that they have nothing either, or takes part in the one that there is";
+        self.ask_until(Ok(ManagerAnswer::Founded(false)), waiting, judge).await
+    }
+
+    /// Whether the others are a majority.
+    pub fn can_do_without_this_one(&self) -> bool {
+        self.others().count() > self.managers.len() / 2
+    }
+
+    /// Returns when a majority of the others has a group that goes on. Fewer could not bring back what only this
+    /// directory has. Whoever asks here meanwhile gets no answer that could count for either.
+    pub async fn wait_until_others_go_on(&mut self, damage: &RunError) {
+        warn!(%damage, "what this manager has cannot be used: it is set aside when a majority of \
+            the others is there, and comes again from them");
+        let enough = self.managers.len() / 2 + 1;
+        let waiting = "this manager cannot use what it has, and waits for a majority of the others";
+        let judge = move |said: &[Said]| are_founded(said, enough).then_some(());
+        self.ask_until(Err(ManagerError::Busy), waiting, judge).await;
+    }
+
+    fn others(&self) -> impl Iterator<Item = &(NodeId, SocketAddr)> {
+        self.managers.iter().filter(|(id, _)| *id != self.own)
+    }
+
+    async fn ask_until<T>(
+        &mut self,
+        own_answer: ManagerReply,
+        waiting: &'static str,
+        judge: impl Fn(&[Said]) -> Option<T>,
+    ) -> T {
+        let others: Vec<_> = self.others().copied().collect();
+        let asking = ask_others(&others, self.pool, waiting, judge);
+        tokio::pin!(asking);
+        loop {
+            tokio::select! {
+                biased;
+                judged = &mut asking => return judged,
+                Some(event) = self.events.recv() => answer(event, own_answer.clone()),
+            }
         }
     }
 }
 
-async fn ask_others(others: &[(NodeId, SocketAddr)], pool: &Pool) -> Beginning {
+async fn ask_others<T>(
+    others: &[(NodeId, SocketAddr)],
+    pool: &Pool,
+    waiting: &'static str,
+    judge: impl Fn(&[Said]) -> Option<T>,
+) -> T {
     let started = Instant::now();
     let mut complained_of = Vec::new();
     loop {
         let said = round(others, pool).await;
-        if let Some(beginning) = judge(&said) {
-            return beginning;
+        if let Some(judged) = judge(&said) {
+            return judged;
         }
         let silent: Vec<_> =
             said.iter().filter_map(|(id, said)| Some((*id, said.as_ref().err()?))).collect();
         let who: Vec<NodeId> = silent.iter().map(|(id, _)| *id).collect();
         if started.elapsed() >= SAY_AFTER && who != complained_of {
-            warn!(waits_for = ?silent, "this manager's directory is empty: it founds the cluster when all \
-                managers say that they have nothing either, or takes part in the one that there is");
+            warn!(waits_for = ?silent, "{waiting}");
             complained_of = who;
         }
         tokio::time::sleep(ROUND_PAUSE).await;
@@ -118,11 +161,16 @@ fn judge(said: &[Said]) -> Option<Beginning> {
     said.iter().all(|(_, said)| said.is_ok()).then_some(Beginning::Found)
 }
 
-fn answer(event: Event) {
+/// Whether so many have a group in which a term has begun.
+fn are_founded(said: &[Said], enough: usize) -> bool {
+    said.iter().filter(|(_, said)| *said == Ok(true)).count() >= enough
+}
+
+fn answer(event: Event, own_answer: ManagerReply) {
     // A frame is for a group that is not there yet: dropped, as if the process were.
     let Event::Request { caller, request, responder } = event else { return };
     let reply = access::check(caller, &request).and(match *request {
-        ManagerRequest::IsFounded => Ok(ManagerAnswer::Founded(false)),
+        ManagerRequest::IsFounded => own_answer,
         _ => Err(ManagerError::NotLeader { leader: None }),
     });
     responder.send(reply);
@@ -179,6 +227,24 @@ mod tests {
             .zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned())))
             .collect();
         assert_eq!(judge(&said), expected, "{said:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_given_up_only_before_a_majority_that_goes_on() {
+        let said = |said: &[Option<bool>]| -> Vec<Said> {
+            let ids = (1..).map(NodeId);
+            ids.zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned()))).collect()
+        };
+        for (others, is_enough) in [
+            (&[Some(true), Some(true)][..], true),
+            (&[Some(true), None], false),
+            (&[Some(true), Some(false)], false),
+            (&[Some(true), Some(true), Some(true), None], true),
+            (&[Some(true), Some(true), Some(false), None], false),
+        ] {
+            let enough = others.len().div_ceil(2) + 1;
+            assert_eq!(are_founded(&said(others), enough), is_enough, "{others:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! # In the manager's directory
 //!
 //! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log,
-//! `state.redb` the state as of some log index.
+//! `state.redb` the state as of some log index; `raft.damaged`, `state.redb.damaged` what was set aside
+//! ([`damage`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -39,6 +40,7 @@ use tracing::{info, warn};
 
 mod access;
 pub(crate) mod checkpoint;
+mod damage;
 mod event;
 mod founding;
 pub(crate) mod http;
@@ -55,7 +57,7 @@ use crate::config::{ConfigError, ManagerConfig};
 use crate::core::State;
 use checkpoint::CheckpointStore;
 use event::{Event, INBOX_MAX, Inbox, Responder};
-use founding::{Beginning, Notebook};
+use founding::{Beginning, Circle, Notebook};
 use metrics::metrics;
 use replica::{Checkpoints, GROUP, Names, Replica, Start};
 
@@ -63,6 +65,7 @@ use replica::{Checkpoints, GROUP, Names, Replica, Start};
 const EVENTS_PER_TURN: usize = 512;
 /// Turns of Raft in a row without looking at the outside.
 const TURNS_PER_ROUND: usize = 8;
+const LOG_DIRECTORY: &str = "raft";
 /// The managers' log is small: a new directory should not be filled with zeros for long.
 const SEGMENT_BYTES: u64 = 16 << 20;
 const FIRST_SEGMENT_BYTES: u64 = 1 << 20;
@@ -202,12 +205,17 @@ async fn run_local(
     let pool = Pool::new(Arc::clone(&identity));
     let serving = rpc::serve(listener, identity, Rc::new(front));
     let working = async {
-        let opened = Opened::open(&config, &directory)?;
-        if opened.is_new() && !directory.is_rejoining() {
-            let begins = founding::ask(own, &config.managers(), &pool, &mut events).await;
-            directory.set_rejoining(begins == Beginning::Rejoin)?;
-        }
-        let (state, driver, checkpoints) = begin(opened, &config, cluster, own, &directory)?;
+        let managers = config.managers();
+        let mut circle = Circle { own, managers: &managers, pool: &pool, events: &mut events };
+        let begun = match open(&config, cluster, &mut directory, &mut circle).await {
+            Err(error) if error.is_damage() && circle.can_do_without_this_one() => {
+                circle.wait_until_others_go_on(&error).await;
+                damage::set_aside(&mut directory)?;
+                open(&config, cluster, &mut directory, &mut circle).await?
+            }
+            begun => begun?,
+        };
+        let (state, driver, checkpoints) = begun;
         info!(manager = %own, listen = %config.listen, applied = state.applied(), "manager starts");
         let replica = Replica::new(Start {
             own,
@@ -247,6 +255,20 @@ async fn listen(address: SocketAddr) -> Result<Listener, RunError> {
     net::bind(address).await.map_err(|source| RunError::Listen { address, source })
 }
 
+/// Opens what the directory holds, and begins with that.
+async fn open(
+    config: &ManagerConfig,
+    cluster: ClusterId,
+    directory: &mut NodeDirectory,
+    circle: &mut Circle<'_>,
+) -> Result<(State, RaftDriver, Checkpoints), RunError> {
+    let opened = Opened::open(config, directory)?;
+    if opened.is_new() && !directory.is_rejoining() {
+        directory.set_rejoining(circle.ask().await == Beginning::Rejoin)?;
+    }
+    begin(opened, config, cluster, circle.own, directory)
+}
+
 /// What the directory holds.
 struct Opened {
     wal: Wal,
@@ -257,12 +279,15 @@ struct Opened {
 
 impl Opened {
     fn open(config: &ManagerConfig, directory: &NodeDirectory) -> Result<Opened, RunError> {
-        let log_directory = config.directory.join("raft");
+        let log_directory = config.directory.join(LOG_DIRECTORY);
         disk::create_directory(&log_directory).map_err(WalError::Io)?;
         let seed = entropy::u64().map_err(RunError::Entropy)?;
         let mut options = WalOptions::new(directory.incarnation().to_le_bytes(), seed);
         (options.segment_bytes, options.first_segment_bytes) = (SEGMENT_BYTES, FIRST_SEGMENT_BYTES);
         let (wal, recovered) = Wal::open(FileStorage::open(&log_directory)?, options)?;
+        if !recovered.damaged.is_empty() {
+            return Err(RunError::Recover(RecoverError::Damaged(recovered.damaged)));
+        }
         let held = held(&recovered);
         if held.is_none() && directory.is_rejoining() {
             // It may have been fetched before the log was durable. All of it comes again.

@@ -129,6 +129,11 @@ impl Cluster {
 
     /// Waits until a manager knows that the cluster was founded.
     pub async fn until_founded(&self, place: usize) {
+        self.until_it_says(place, &Ok(ManagerAnswer::Founded(true))).await;
+    }
+
+    /// Asks a manager whether it is founded until it says so.
+    pub async fn until_it_says(&self, place: usize, expected: &ManagerReply) {
         let pool = pool(Role::Manager, &self.secret);
         let (to, wait) = (self.configs[place].listen, Duration::from_secs(1));
         let started = Instant::now();
@@ -136,7 +141,7 @@ impl Cluster {
             let request = ManagerRequest::IsFounded;
             let called =
                 pool.call::<_, ManagerReply>(to, Role::Manager, &request, Bytes::new(), wait).await;
-            if matches!(called, Ok((Ok(ManagerAnswer::Founded(true)), _))) {
+            if matches!(&called, Ok((said, _)) if said == expected) {
                 return;
             }
             assert!(started.elapsed() < PATIENCE, "{called:?}");

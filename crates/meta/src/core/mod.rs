@@ -62,7 +62,7 @@ use milpa_wire::meta::{
 pub use command::{Applied, Command, Finished, FreeOrder, Outcome, PendingStep};
 use engine::Request;
 use inode::Inode;
-pub use snapshot::{RestoreError, SNAPSHOT_FORMAT, Snapshot, SnapshotHeader, restore};
+pub use snapshot::{RestoreError, SNAPSHOT_FORMAT, Snapshot, SnapshotHeader, restore, verify};
 use table::{Counters, Number, Tables};
 
 /// What a partition is, given at its creation and the same on all replicas.

@@ -217,21 +217,11 @@ pub enum RestoreError {
 ///
 /// [`RestoreError`]; nothing of a refused file is used.
 pub fn restore(reader: impl Read) -> Result<(Partition, SnapshotHeader), RestoreError> {
-    let mut reader = Reader { reader, pieces: 0, checksum: crc_fast::Digest::new(Crc32Iscsi) };
+    let mut reader = Reader::new(reader);
     let first = reader.piece()?;
     let (header, counters) = reader.header(&first)?;
     let mut trees: [Tree; TABLES] = Default::default();
-    let hash = loop {
-        let expected = (reader.pieces, reader.checksum.finalize() as u32);
-        let payload = reader.piece()?;
-        match payload.split_first() {
-            Some((&RECORDS, records)) => {
-                fill(&mut trees, records).ok_or_else(|| reader.damaged("records"))?;
-            }
-            Some((&TRAILER, trailer)) => break reader.trailer(trailer, expected)?,
-            _ => return Err(reader.damaged("kind of piece")),
-        }
-    };
+    let hash = reader.records(|records| fill(&mut trees, records))?;
     if !trees.iter().map(Tree::count).eq(header.counts.iter().copied()) {
         return Err(reader.damaged("counts"));
     }
@@ -247,6 +237,20 @@ pub fn restore(reader: impl Read) -> Result<(Partition, SnapshotHeader), Restore
         return Err(reader.damaged("state hash"));
     }
     Ok((partition, header))
+}
+
+/// Reads the bytes of a snapshot file to the end of the trailer, and checks them against their checksums. Takes
+/// memory for one piece.
+///
+/// # Errors
+///
+/// [`RestoreError`]; nothing of such a file can be relied on.
+pub fn verify(reader: impl Read) -> Result<SnapshotHeader, RestoreError> {
+    let mut reader = Reader::new(reader);
+    let first = reader.piece()?;
+    let (header, _) = reader.header(&first)?;
+    reader.records(|_| Some(()))?;
+    Ok(header)
 }
 
 /// Puts the records of one piece into their tree. `None` if they are not records.
@@ -278,6 +282,26 @@ struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
+    fn new(reader: R) -> Reader<R> {
+        Reader { reader, pieces: 0, checksum: crc_fast::Digest::new(Crc32Iscsi) }
+    }
+
+    /// Hands out the records of each piece up to the trailer; gives the hash of the state. `take` answers `None` if
+    /// they are no records.
+    fn records(&mut self, mut take: impl FnMut(&[u8]) -> Option<()>) -> Result<u64, RestoreError> {
+        loop {
+            let expected = (self.pieces, self.checksum.finalize() as u32);
+            let payload = self.piece()?;
+            match payload.split_first() {
+                Some((&RECORDS, records)) => {
+                    take(records).ok_or_else(|| self.damaged("records"))?;
+                }
+                Some((&TRAILER, trailer)) => return self.trailer(trailer, expected),
+                _ => return Err(self.damaged("kind of piece")),
+            }
+        }
+    }
+
     /// The payload of the next piece, its checksum checked.
     fn piece(&mut self) -> Result<Vec<u8>, RestoreError> {
         let mut head = [0; 8];

@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use milpa_host::rpc::{Peer, Reply, Service};
-use milpa_raft::SnapshotDescriptor;
+use milpa_raft::{LogPosition, SnapshotDescriptor};
 use milpa_types::{MetaError, NodeId, PartitionId, Role, VolumeId, VolumeView};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaReply, MetaRequest, OperationId, StepOutcome,
@@ -133,6 +133,13 @@ pub(crate) enum Event {
         partition: PartitionId,
         /// Of what; the reason was logged when it failed.
         written: Option<SnapshotDescriptor>,
+    },
+    /// All snapshots of a partition were read again.
+    SnapshotsScrubbed {
+        /// Of which partition.
+        partition: PartitionId,
+        /// Those that were damaged and are set aside; `None` if not all could be looked at. Why was logged.
+        damaged: Option<Vec<LogPosition>>,
     },
     /// A snapshot was fetched from a peer, made durable and read, or not.
     SnapshotFetched {

@@ -129,8 +129,10 @@ pub(crate) struct Metrics {
     pub snapshots_written: Counter,
     /// Snapshots installed from a peer.
     pub snapshots_installed: Counter,
-    /// Snapshots that could not be written, read or installed.
+    /// Snapshots that could not be written, read or installed, or were found damaged.
     pub snapshots_failed: Counter,
+    /// Partitions whose snapshots were read again.
+    pub snapshots_scrubbed: Counter,
     /// Sessions whose lease ran out.
     pub sessions_expired: Counter,
 }
@@ -188,7 +190,11 @@ impl Metrics {
             ),
             snapshots_failed: counter(
                 "milpa_meta_snapshots_failed",
-                "Snapshots that could not be written, read or installed.",
+                "Snapshots that could not be written, read or installed, or were found damaged.",
+            ),
+            snapshots_scrubbed: counter(
+                "milpa_meta_snapshots_scrubbed",
+                "Partitions whose snapshots were read again against their checksums.",
             ),
             sessions_expired: counter(
                 "milpa_meta_sessions_expired",

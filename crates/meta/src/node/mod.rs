@@ -69,6 +69,7 @@ mod recovery;
 mod replica;
 mod requests;
 mod responder;
+mod scrubbing;
 mod shell;
 pub(crate) mod snapshot_file;
 pub(crate) mod snapshot_store;

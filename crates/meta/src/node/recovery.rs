@@ -151,7 +151,7 @@ impl Shell {
             None => Replica::founded(definition),
         };
         replica.started = one.started;
-        replica.log.begun_ms = now_ms();
+        (replica.log.begun_ms, replica.log.verified_ms) = (now_ms(), now_ms());
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);

@@ -132,8 +132,10 @@ pub(crate) struct LogGrowth {
     pub previous: u64,
     /// When the last one was begun, in milliseconds.
     pub begun_ms: u64,
-    /// Whether one is being written.
-    pub writing: bool,
+    /// Whether one is being written, or they are read again.
+    pub is_busy: bool,
+    /// When all were known to be as they were written, in milliseconds.
+    pub verified_ms: u64,
     /// A follower waits for one.
     pub wanted: bool,
 }

@@ -43,6 +43,8 @@ pub(crate) struct Shell {
     pub installs: Vec<InstallSnapshot>,
     /// Snapshots being written or fetched now.
     pub snapshot_jobs: usize,
+    /// Whether one of them reads snapshots again.
+    pub is_scrubbing: bool,
     /// One owner more for each question of `milpa fsck` that is being answered.
     pub checks: Rc<()>,
     /// Numbers for reads that wait for heartbeats; unique in this process.
@@ -71,6 +73,7 @@ impl Shell {
             deleting: BTreeSet::new(),
             installs: Vec::new(),
             snapshot_jobs: 0,
+            is_scrubbing: false,
             checks: Rc::default(),
             next_read: 1,
             next_nonce: seed,
@@ -115,6 +118,9 @@ impl Shell {
             }
             Event::SnapshotWritten { partition, written } => {
                 self.snapshot_written(multi, partition, written);
+            }
+            Event::SnapshotsScrubbed { partition, damaged } => {
+                self.snapshots_scrubbed(partition, damaged.as_deref());
             }
             Event::SnapshotFetched { partition, fetched } => {
                 self.snapshot_fetched(multi, partition, fetched);

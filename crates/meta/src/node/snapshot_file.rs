@@ -23,7 +23,8 @@ use milpa_wire::frame::crc32c;
 use milpa_wire::meta::CreateMetaPartition;
 use serde::{Deserialize, Serialize};
 
-use crate::core::{Partition, RestoreError, Snapshot, restore};
+use crate::core::verify as core_verify;
+use crate::core::{Partition, RestoreError, Snapshot, SnapshotHeader, restore};
 
 const MAGIC: [u8; 8] = *b"MLPMETA1";
 /// Bound on what a damaged length can make a reader allocate.
@@ -59,6 +60,20 @@ pub(crate) enum SnapshotFileError {
     /// The core refused its part.
     #[error("snapshot is unusable")]
     Restore(#[from] RestoreError),
+}
+
+impl SnapshotFileError {
+    /// Whether the file may be whole, and only cannot be read now: too many are open, or it was just deleted. What the
+    /// medium does not give back (EIO) is gone.
+    pub(crate) fn is_passing(&self) -> bool {
+        match self {
+            SnapshotFileError::Io { source, .. }
+            | SnapshotFileError::Restore(RestoreError::Read(source)) => {
+                source.raw_os_error() != Some(libc::EIO)
+            }
+            SnapshotFileError::Damaged(_) | SnapshotFileError::Restore(_) => false,
+        }
+    }
 }
 
 fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> SnapshotFileError {
@@ -116,15 +131,39 @@ pub(crate) fn read(path: &Path) -> Result<(FileHeader, Partition), SnapshotFileE
 pub(crate) fn decode(file: &mut impl Read) -> Result<(FileHeader, Partition), SnapshotFileError> {
     let header = read_header(file)?;
     let (partition, inner) = restore(file)?;
-    let position = header.descriptor.position;
-    let (claimed, found) = (
-        (header.definition.partition, header.definition.slot, position.index, position.term),
-        (inner.partition, inner.slot, inner.index, inner.term),
-    );
-    if claimed != found || partition.applied() != position.index {
-        return Err(SnapshotFileError::Damaged("header and state do not belong together"));
+    header.require(&inner)?;
+    if partition.applied() != header.descriptor.position.index {
+        return Err(NOT_TOGETHER);
     }
     Ok((header, partition))
+}
+
+/// Reads a whole snapshot as it is on the medium, whatever the page cache has, and checks it. Takes little memory.
+/// Blocking.
+///
+/// # Errors
+///
+/// [`SnapshotFileError`]: nothing of the file may be used.
+pub(crate) fn verify(path: &Path) -> Result<FileHeader, SnapshotFileError> {
+    let file = File::open_from_medium(path).map_err(io_error("open snapshot file"))?;
+    let mut file = BufReader::with_capacity(1 << 20, file.stream());
+    let header = read_header(&mut file)?;
+    header.require(&core_verify(&mut file)?)?;
+    Ok(header)
+}
+
+const NOT_TOGETHER: SnapshotFileError =
+    SnapshotFileError::Damaged("header and state do not belong together");
+
+impl FileHeader {
+    /// Whether it belongs to this state of the core.
+    fn require(&self, inner: &SnapshotHeader) -> Result<(), SnapshotFileError> {
+        let position = self.descriptor.position;
+        let claimed =
+            (self.definition.partition, self.definition.slot, position.index, position.term);
+        let found = (inner.partition, inner.slot, inner.index, inner.term);
+        if claimed == found { Ok(()) } else { Err(NOT_TOGETHER) }
+    }
 }
 
 fn read_header(file: &mut impl Read) -> Result<FileHeader, SnapshotFileError> {
@@ -200,6 +239,7 @@ mod tests {
         written(&path);
         let (read_header, partition) = read(&path).unwrap();
         assert_eq!(read_header, header(2, 99));
+        assert_eq!(verify(&path).unwrap(), header(2, 99));
         assert_eq!(partition.applied(), 99);
     }
 
@@ -213,9 +253,14 @@ mod tests {
             let mut damaged = whole.clone();
             damaged[at] ^= 0x40;
             std::fs::write(&path, &damaged).unwrap();
-            assert!(read(&path).is_err(), "byte {at} flipped");
+            let check = |what: &str| {
+                assert!(read(&path).is_err(), "byte {at} {what}");
+                let verified = verify(&path).expect_err(what);
+                assert!(!verified.is_passing(), "byte {at} {what}: {verified}");
+            };
+            check("flipped");
             std::fs::write(&path, &whole[..at]).unwrap();
-            assert!(read(&path).is_err(), "cut at {at}");
+            check("is where it ends");
         }
     }
 

@@ -233,9 +233,7 @@ impl SnapshotStore {
         position: LogPosition,
     ) -> Result<(FileHeader, Partition), SnapshotFileError> {
         let (header, state) = snapshot_file::read(&self.path(partition, position))?;
-        if header.definition.partition != partition || header.descriptor.position != position {
-            return Err(SnapshotFileError::Damaged("the file is of another snapshot"));
-        }
+        require(&header, partition, position)?;
         Ok((header, state))
     }
 
@@ -263,6 +261,33 @@ impl SnapshotStore {
         let count = file.read_at(&mut piece, offset)?;
         piece.truncate(count);
         Ok(Some((piece, total)))
+    }
+
+    /// Reads all snapshots of a partition again, as they are on the medium. Sets aside those that are damaged, and
+    /// gives them.
+    ///
+    /// # Errors
+    ///
+    /// One that could not be looked at now.
+    pub(crate) fn scrub(
+        &self,
+        partition: PartitionId,
+    ) -> Result<Vec<(LogPosition, SnapshotFileError)>, SnapshotFileError> {
+        let io = |source| SnapshotFileError::Io { action: "list snapshots", source };
+        let mut damaged = Vec::new();
+        for position in self.inspect_names(partition).map_err(io)? {
+            let verified = snapshot_file::verify(&self.path(partition, position))
+                .and_then(|header| require(&header, partition, position));
+            match verified {
+                Ok(()) => {}
+                Err(error) if error.is_passing() => return Err(error),
+                Err(error) => {
+                    self.set_aside(partition, position).map_err(io)?;
+                    damaged.push((position, error));
+                }
+            }
+        }
+        Ok(damaged)
     }
 
     /// Sets a snapshot aside that turned out to be damaged, for whoever wants to know why.
@@ -307,6 +332,18 @@ impl SnapshotStore {
         let name = format!("{:020}-{:020}{SUFFIX}", position.index, position.term);
         self.of(partition).join(name)
     }
+}
+
+/// Whether a file is what its name says.
+fn require(
+    header: &FileHeader,
+    partition: PartitionId,
+    position: LogPosition,
+) -> Result<(), SnapshotFileError> {
+    if header.definition.partition != partition || header.descriptor.position != position {
+        return Err(SnapshotFileError::Damaged("the file is of another snapshot"));
+    }
+    Ok(())
 }
 
 fn parse_snapshot_name(name: &str) -> Option<LogPosition> {

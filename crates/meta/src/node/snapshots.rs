@@ -29,7 +29,7 @@ use super::snapshot_store::SnapshotStore;
 use crate::core::{Partition, Snapshot};
 
 /// Snapshots written at once on this node: the disk is the log's first.
-const JOBS_MAX: usize = 2;
+pub(super) const JOBS_MAX: usize = 2;
 /// Bytes of one piece for a peer.
 const PIECE_BYTES: usize = 1 << 20;
 /// Files kept of each partition.
@@ -38,7 +38,7 @@ const KEPT: usize = 2;
 /// not keep old segments of the shared log alive.
 const IDLE_MS: u64 = 600_000;
 /// After a failed attempt.
-const RETRY_MS: u64 = 30_000;
+pub(super) const RETRY_MS: u64 = 30_000;
 /// One piece of a snapshot from a peer.
 const PIECE_WAIT: Duration = Duration::from_secs(5);
 /// Tries for one piece.
@@ -64,6 +64,7 @@ impl Shell {
             }
             self.begin_snapshot(multi, partition, now);
         }
+        self.run_scrub(now);
     }
 
     fn begin_snapshot(&mut self, multi: &mut MultiRaft, partition: PartitionId, now: u64) {
@@ -77,7 +78,7 @@ impl Shell {
             return multi.set_snapshot(partition, newest);
         }
         let Some(descriptor) = multi.describe(partition, replica.applied.index) else { return };
-        (log.writing, log.wanted, log.entries, log.bytes) = (true, false, 0, 0);
+        (log.is_busy, log.wanted, log.entries, log.bytes) = (true, false, 0, 0);
         let snapshot = replica.state.begin_snapshot(descriptor.position.term);
         let header = FileHeader { definition: replica.definition.clone(), descriptor };
         self.snapshot_jobs += 1;
@@ -101,7 +102,7 @@ impl Shell {
         self.snapshot_jobs = self.snapshot_jobs.saturating_sub(1);
         let Some(replica) = self.replicas.get_mut(&partition) else { return };
         let log = &mut replica.log;
-        log.writing = false;
+        log.is_busy = false;
         let Some(descriptor) = written else {
             Metrics::get().snapshots_failed.inc();
             log.begun_ms = (now_ms() + RETRY_MS).saturating_sub(IDLE_MS);
@@ -149,7 +150,7 @@ impl Shell {
         let Some(replica) = self.replicas.get_mut(&partition) else {
             return multi.snapshot_failed(partition);
         };
-        if replica.installing || replica.log.writing {
+        if replica.installing || replica.log.is_busy {
             // Both write into the partition's directory: one after the other.
             return multi.snapshot_failed(partition);
         }
@@ -192,6 +193,7 @@ impl Shell {
         replica.log = LogGrowth {
             newest: Some(descriptor.clone()),
             begun_ms: now_ms(),
+            verified_ms: now_ms(),
             ..LogGrowth::default()
         };
         multi.snapshot_installed(partition, descriptor.position.index);
@@ -201,7 +203,7 @@ impl Shell {
 
 fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
     let log = &replica.log;
-    if log.writing || replica.installing || !replica.has_begun() {
+    if log.is_busy || replica.installing || !replica.has_begun() {
         return false;
     }
     let rests = log.newest.as_ref().is_some_and(|newest| newest.position == replica.applied)

@@ -151,6 +151,33 @@ fn a_rotten_snapshot_is_replaced_by_its_predecessor_and_the_log() {
     assert_eq!(cluster.equal_hashes(FIRST), before);
 }
 
+/// F5 on all snapshots of all replicas, while nobody reads them: without the scrub it is found when all start again,
+/// and what the logs had of it is gone by then.
+#[test]
+fn snapshots_that_rot_at_rest_are_written_anew() {
+    let (mut cluster, mut client) = cluster_with_snapshots(350);
+    let before = cluster.equal_hashes(FIRST);
+    let mut rotten = BTreeSet::new();
+    for path in (0..3).flat_map(|n| cluster.snapshots_of(n, FIRST)) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        rotten.insert(bytes);
+    }
+    let is_good = |path: std::path::PathBuf| !rotten.contains(&std::fs::read(path).unwrap());
+    for n in 0..3 {
+        eventually("only good snapshots", || {
+            let paths = cluster.snapshots_of(n, FIRST);
+            (!paths.is_empty() && paths.into_iter().all(is_good)).then_some(())
+        });
+    }
+    (0..3).for_each(|n| cluster.kill(n));
+    (0..3).for_each(|n| cluster.restart(n));
+    assert_eq!(client.names(&cluster, InodeId::ROOT).len(), 350);
+    assert_eq!(cluster.equal_hashes(FIRST), before);
+}
+
 /// A hundred files, in ten batches of every log at least: one that lags gets many entries in one.
 fn create_in_batches(cluster: &Cluster, client: &mut Client) {
     for n in 0..100 {

@@ -122,7 +122,9 @@ fn everything_is_there_after_all_nodes_died_at_once() {
 
 /// Files of one partition, and two snapshots on each node.
 fn cluster_with_snapshots(files: usize) -> (Cluster, cluster::client::Client) {
-    let cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let cluster = Cluster::start(1, |config| {
+        (config.snapshot_after_entries, config.scrub_period_s) = (100, 1);
+    });
     let mut client = cluster.client();
     client.open_session(&cluster, 1);
     for n in 0..files {

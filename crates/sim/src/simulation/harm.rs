@@ -15,7 +15,7 @@ use crate::trace;
 const CONTENT: [&str; 1] = ["partitions"];
 /// All that a replica consists of. (What says which node this is has no copy elsewhere: a node that
 /// cannot read it refuses to start.)
-const REPLICA: [&str; 3] = ["partitions", "states", "raft"];
+const REPLICA: [&str; 4] = ["partitions", "states", "raft", "state.redb"];
 /// Bits of each server that flip at rest.
 const ROTTEN_AT_REST: u64 = 8;
 /// By then the managers have heard what a node that starts has lost.
@@ -300,10 +300,10 @@ impl Simulation {
         hit.is_some()
     }
 
-    /// One data node and one meta node find extents, logs, states and snapshots damaged when they start. (While
+    /// One server of each kind finds extents, logs, states and snapshots damaged when it starts. (While
     /// other servers are broken that is one failure too many: a group without a majority waits.)
     pub(super) fn rot_at_rest(&mut self) {
-        for part in [Part::Data, Part::Meta] {
+        for part in [Part::Data, Part::Meta, Part::Manager] {
             let Some(place) = self.places(|placed| placed.part == part).first().copied() else {
                 return;
             };
@@ -315,6 +315,7 @@ impl Simulation {
         }
         self.run_until(ROT_IS_SEEN_MS, |_| false);
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal after rot");
+        self.want_all_managers();
     }
 
     fn set_blocked(&mut self, fault: Fault, blocked: bool) {

@@ -41,7 +41,7 @@ const PROGRESS: usize = 15;
 fn layout(seed: u64) -> Layout {
     let (most, last) = (vec!["manager", "meta", "data"], vec!["meta", "data"]);
     let servers = vec![most.clone(), most.clone(), most, last];
-    let settings = vec![("data", "scrub_period_s = 20")];
+    let settings = vec![("data", "scrub_period_s = 20"), ("meta", "scrub_period_s = 20")];
     Layout { servers, clients: CLIENTS, faulty_disks: Some(seed), settings }
 }
 
