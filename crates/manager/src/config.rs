@@ -84,6 +84,8 @@ pub struct Policy {
     pub repairs_per_node_max: u32,
     /// A replica that is not made by then is given up, and made elsewhere. 60,000 to 2,592,000,000.
     pub repair_deadline_ms: u64,
+    /// A node or disk that is drained for longer is warned of; it goes on. 60,000 to 31,536,000,000.
+    pub drain_deadline_ms: u64,
     /// Whether primaries and leaders move to nodes that have fewer of them, one after the other,
     /// while nothing is being repaired.
     pub balances: bool,
@@ -139,6 +141,7 @@ impl Default for Policy {
             repairs_max: 64,
             repairs_per_node_max: 4,
             repair_deadline_ms: 86_400_000,
+            drain_deadline_ms: 7 * 86_400_000,
             balances: true,
             pass_interval_ms: 200,
             task_deadline_ms: 2_000,
@@ -256,12 +259,13 @@ impl ManagerConfig {
 
 impl Policy {
     fn check(&self, problems: &mut Vec<String>) {
-        let rows: [(&str, u64, u64, u64); 19] = [
+        let rows: [(&str, u64, u64, u64); 20] = [
             ("silence_period_ms", self.silence_period_ms, 500, 600_000),
             ("dead_after_ms", self.dead_after_ms, 1_000, 2_592_000_000),
             ("repairs_max", self.repairs_max.into(), 1, 4096),
             ("repairs_per_node_max", self.repairs_per_node_max.into(), 1, 256),
             ("repair_deadline_ms", self.repair_deadline_ms, 60_000, 2_592_000_000),
+            ("drain_deadline_ms", self.drain_deadline_ms, 60_000, 31_536_000_000),
             ("pass_interval_ms", self.pass_interval_ms, 20, 5_000),
             ("task_deadline_ms", self.task_deadline_ms, 100, 60_000),
             ("tasks_in_flight_max", self.tasks_in_flight_max.into(), 1, 4096),

@@ -87,20 +87,26 @@ fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
 pub fn tasks(view: View<'_>) -> Vec<TaskView> {
     let mut tasks: Vec<TaskView> =
         view.state.tasks().map(|task| replica_task(view, task)).collect();
+    tasks.extend(drains(view));
+    tasks
+}
+
+fn drains(view: View<'_>) -> Vec<TaskView> {
+    let mut drains = Vec::new();
     for node in view.state.nodes() {
         if let Some(drain) = node.drain {
             let counted_on = removal::counted_on(view, node.id).count();
             let left = (view.state.replicas_on(node.id, None) + counted_on) as u64;
             let reason = format!("node {} is drained", node.id);
-            tasks.push(drain_task(view, node.id, drain, left, reason));
+            drains.push(drain_task(view, node.id, drain, left, reason));
         }
         for (disk, drain) in &node.disks_draining {
             let left = view.state.replicas_on(node.id, Some(*disk)) as u64;
             let reason = format!("disk {disk} of node {} is drained", node.id);
-            tasks.push(drain_task(view, node.id, *drain, left, reason));
+            drains.push(drain_task(view, node.id, *drain, left, reason));
         }
     }
-    tasks
+    drains
 }
 
 fn replica_task(view: View<'_>, task: &Task) -> TaskView {
@@ -148,7 +154,7 @@ fn drain_task(view: View<'_>, owner: NodeId, drain: Drain, left: u64, reason: St
         owner,
         reason,
         begun_unix_ms: drain.begun_unix_ms,
-        deadline_unix_ms: 0,
+        deadline_unix_ms: drain.begun_unix_ms.saturating_add(view.policy.drain_deadline_ms),
         done,
         total,
         left_ms: time_left(view, drain.begun_unix_ms, done, total),
@@ -252,12 +258,26 @@ pub fn warnings(view: View<'_>, problems: &[String]) -> Vec<String> {
     add_limited(&mut warnings, fenced_disks(view));
     add_limited(&mut warnings, slow_nodes(view));
     add_limited(&mut warnings, thin_partitions(view));
+    add_limited(&mut warnings, late_drains(view));
     add_limited(&mut warnings, problems.to_vec());
     add_limited(&mut warnings, volumes_in_memory(view));
     add_limited(&mut warnings, nearly_full(view));
     add_limited(&mut warnings, unfinished_volumes(view));
     add_limited(&mut warnings, shared_devices(view));
     warnings
+}
+
+/// Drains that are begun and not given up: an operator asked for them, and only an operator knows what else to do.
+fn late_drains(view: View<'_>) -> Vec<String> {
+    let is_late = |task: &TaskView| task.done < task.total && view.unix_ms > task.deadline_unix_ms;
+    let said = |task: TaskView| {
+        let left = task.total - task.done;
+        let reason = task.reason;
+        format!(
+            "{reason}, longer than it should take: {left} replicas are left (`milpa task list`)"
+        )
+    };
+    drains(view).into_iter().filter(is_late).map(said).collect()
 }
 
 fn add_limited(warnings: &mut Vec<String>, mut found: Vec<String>) {

@@ -199,6 +199,24 @@ fn a_manager_that_cannot_use_what_it_has_sets_it_aside_and_counts_again() {
     });
 }
 
+#[test]
+fn the_only_manager_says_what_is_damaged_and_that_nobody_has_it_else() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        cluster.stop(0).await;
+        let mut alone = cluster.configs[0].clone();
+        alone.peers.truncate(1);
+        alone.http_peers.clear();
+        flip_all(&alone.directory.join("raft"));
+        let forever = std::future::pending();
+        let ended =
+            milpa_manager::run(alone.clone(), cluster::CLUSTER, cluster.secret.clone(), forever);
+        let error = ended.await.unwrap_err().to_string();
+        assert!(error.contains("log") && error.contains("restore its directory"), "{error}");
+        assert!(alone.directory.join("raft").exists());
+    });
+}
+
 /// Fewer than a majority could not bring back what only this directory has: it stays as it is, and counts for nothing.
 #[test]
 fn a_damaged_manager_gives_up_nothing_before_a_majority_of_the_others_is_there() {

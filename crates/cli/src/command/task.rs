@@ -26,7 +26,7 @@ pub fn run(cluster: &Cluster, command: &TaskCommand, json: bool) -> Outcome {
 }
 
 fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
-    let titles = ["task", "work", "node", "progress", "since", "left", "given up in", "reason"];
+    let titles = ["task", "work", "node", "progress", "since", "left", "deadline", "reason"];
     let mut table = Table::new(&titles);
     for task in tasks {
         let of = task.partition.map(|partition| partition.to_string()).unwrap_or_default();
@@ -38,7 +38,6 @@ fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
             TaskKind::Drain => ("drain".to_owned(), |n| format!("{n} replicas")),
         };
         let percent = task.done.saturating_mul(100) / task.total.max(1);
-        let deadline = task.deadline_unix_ms.checked_sub(now_unix_ms);
         table.row(vec![
             if task.id == 0 { "-".to_owned() } else { task.id.to_string() },
             work,
@@ -46,7 +45,7 @@ fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
             format!("{percent} % ({} of {})", shown(task.done), shown(task.total)),
             duration(now_unix_ms.saturating_sub(task.begun_unix_ms)),
             task.left_ms.map_or("?".to_owned(), duration),
-            deadline.map_or("-".to_owned(), duration),
+            deadline(task.deadline_unix_ms, now_unix_ms),
             task.reason.clone(),
         ]);
     }
@@ -56,6 +55,14 @@ fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
 fn now_unix_ms() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     since.map_or(0, |since| u64::try_from(since.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A replica that is not made by then is made elsewhere; of a drain that is not done then there is a warning.
+fn deadline(unix_ms: u64, now_unix_ms: u64) -> String {
+    match unix_ms.checked_sub(now_unix_ms) {
+        Some(left) => format!("in {}", duration(left)),
+        None => format!("{} ago", duration(now_unix_ms - unix_ms)),
+    }
 }
 
 /// The two largest units.
@@ -89,9 +96,10 @@ mod tests {
             left_ms: Some(90_000),
         };
         let shown = table(&[task], 61_000).render();
-        for part in ["data partition 7", "105", "25 %", "1 min 0 s", "1 min 30 s", "1 h 0 min"] {
+        for part in ["data partition 7", "105", "25 %", "1 min 0 s", "1 min 30 s", "in 1 h 0 min"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
         assert!(shown.contains("node 104 is dead"), "{shown}");
+        assert_eq!(deadline(1_000, 61_000), "1 min 0 s ago");
     }
 }

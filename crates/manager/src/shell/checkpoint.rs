@@ -78,7 +78,10 @@ impl CheckpointError {
         match self {
             CheckpointError::Database { source, .. } => match &**source {
                 redb::Error::Io(error) => {
-                    matches!(error.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof)
+                    matches!(
+                        error.kind(),
+                        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+                    )
                 }
                 redb::Error::Corrupted(_)
                 | redb::Error::TableTypeMismatch { .. }

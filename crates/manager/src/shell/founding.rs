@@ -22,9 +22,9 @@ use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use super::RunError;
 use super::access;
 use super::event::Event;
-use super::RunError;
 use super::replica::GROUP;
 
 /// Between two rounds of questions. Managers that are started together find each other within two.
@@ -66,20 +66,23 @@ impl Circle<'_> {
         self.ask_until(Ok(ManagerAnswer::Founded(false)), waiting, judge).await
     }
 
-    /// Whether the others are a majority.
-    pub fn can_do_without_this_one(&self) -> bool {
-        self.others().count() > self.managers.len() / 2
-    }
-
     /// Returns when a majority of the others has a group that goes on. Fewer could not bring back what only this
     /// directory has. Whoever asks here meanwhile gets no answer that could count for either.
-    pub async fn wait_until_others_go_on(&mut self, damage: &RunError) {
+    ///
+    /// # Errors
+    ///
+    /// [`RunError::OnlyCopy`] if the others are no majority.
+    pub async fn wait_until_others_go_on(&mut self, damage: RunError) -> Result<(), RunError> {
+        let enough = self.managers.len() / 2 + 1;
+        if self.others().count() < enough {
+            return Err(RunError::OnlyCopy { damage: Box::new(damage) });
+        }
         warn!(%damage, "what this manager has cannot be used: it is set aside when a majority of \
             the others is there, and comes again from them");
-        let enough = self.managers.len() / 2 + 1;
         let waiting = "this manager cannot use what it has, and waits for a majority of the others";
         let judge = move |said: &[Said]| are_founded(said, enough).then_some(());
         self.ask_until(Err(ManagerError::Busy), waiting, judge).await;
+        Ok(())
     }
 
     fn others(&self) -> impl Iterator<Item = &(NodeId, SocketAddr)> {

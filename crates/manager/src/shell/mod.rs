@@ -123,23 +123,21 @@ pub enum RunError {
     #[error("cannot open the log")]
     Log(#[from] WalError),
     /// The log does not fit the state, or is damaged.
-    #[error(
-        "this manager's log cannot be used ({0}); if the other managers are well, move its \
-         directory away and start it with an empty one"
-    )]
+    #[error("this manager's log cannot be used ({0})")]
     Recover(RecoverError),
     /// There is a state and no log: the vote given in it may be lost.
-    #[error(
-        "the log of this manager is missing; restore it, or if the other managers are well, move \
-         its directory away and start it with an empty one"
-    )]
+    #[error("the log of this manager is missing")]
     LogMissing,
     /// There is a log that was cut, and no state from before the cut.
-    #[error(
-        "the state of this manager is missing; restore state.redb, or if the other managers are \
-         well, move its directory away and start it with an empty one"
-    )]
+    #[error("the state of this manager, state.redb, is missing")]
     StateMissing,
+    /// What this manager has cannot be used, and the others are too few to have all of it.
+    #[error("{damage}; the other managers are no majority without this one: restore its directory")]
+    OnlyCopy {
+        /// What is wrong with it.
+        #[source]
+        damage: Box<RunError>,
+    },
     /// The settings of Raft contradict each other.
     #[error(transparent)]
     RaftConfig(#[from] milpa_raft::config::ConfigError),
@@ -208,8 +206,8 @@ async fn run_local(
         let managers = config.managers();
         let mut circle = Circle { own, managers: &managers, pool: &pool, events: &mut events };
         let begun = match open(&config, cluster, &mut directory, &mut circle).await {
-            Err(error) if error.is_damage() && circle.can_do_without_this_one() => {
-                circle.wait_until_others_go_on(&error).await;
+            Err(damage) if damage.is_damage() => {
+                circle.wait_until_others_go_on(damage).await?;
                 damage::set_aside(&mut directory)?;
                 open(&config, cluster, &mut directory, &mut circle).await?
             }

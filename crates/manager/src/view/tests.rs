@@ -3,6 +3,7 @@
 use milpa_types::{NodeId, PartitionId};
 
 use super::*;
+use crate::core::CommandV1;
 use crate::planner::tests::World;
 
 fn settled() -> World {
@@ -107,4 +108,12 @@ fn the_status_warns_of_what_an_operator_should_know() {
         "{warnings:?}"
     );
     assert_eq!(partitions_below_target(world.view()), 6);
+    world.log.apply(CommandV1::DrainNode { node: NodeId(105), drains: true, begun_unix_ms: 1 });
+    let drain_is_late = |world: &World| {
+        let warnings = super::warnings(world.view(), &[]);
+        warnings.iter().any(|warning| warning.starts_with("node 105 is drained, longer than"))
+    };
+    assert!(drain_is_late(&world));
+    world.policy.drain_deadline_ms = 31_536_000_000_000;
+    assert!(!drain_is_late(&world));
 }
