@@ -20,6 +20,8 @@ const SLOW_MS: [u64; 3] = [20, 50, 200];
 const FLIPS: usize = 3;
 /// Until a dead node is silent to the managers.
 const REMOVAL_WAIT: Duration = Duration::from_secs(10);
+/// Until a server that starts has said what it has lost.
+const NOTICE_WAIT: Duration = Duration::from_secs(30);
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,7 +36,7 @@ pub enum Kind {
     DiskFilled,
     /// Each write and sync takes longer.
     DiskSlowed,
-    /// Bits of extents rot, on one disk.
+    /// Bits rot on one disk: of extents, and they are scrubbed; of a log, which is read at the next start.
     DiskFlipped,
     /// The directory of one replica is deleted, and the node restarted.
     ReplicaDeleted,
@@ -78,6 +80,8 @@ pub struct Course {
 pub fn all() -> Vec<(Kind, Role)> {
     let mut all = vec![
         (Kind::DiskFlipped, "data"),
+        (Kind::DiskFlipped, "meta"),
+        (Kind::DiskFlipped, "manager"),
         (Kind::ReplicaDeleted, "data"),
         (Kind::DiskDeleted, "data"),
         (Kind::DiskDeleted, "meta"),
@@ -185,6 +189,16 @@ impl Fault {
             Kind::Stopped => machines.signal(name, libc::SIGSTOP)?,
             Kind::DiskFilled => return machines.order(&format!("{name} fill on")),
             Kind::DiskSlowed => return machines.order(&format!("{name} delay {}", self.slow_ms)),
+            Kind::DiskFlipped if self.class().1 != "data" => {
+                machines.kill(name)?;
+                let home = machines.home(name)?;
+                let aside = home.join("raft.damaged");
+                if aside.exists() {
+                    remove(&aside)?;
+                }
+                let flipped = rot_log(&home.join("raft"))?;
+                return Ok(format!("flipped {flipped} bits of its log"));
+            }
             Kind::DiskFlipped => {
                 let flip = |_| machines.order(&format!("{name} flip .extent"));
                 return Ok((0..FLIPS).map(flip).collect::<Outcome<Vec<_>>>()?.join("; "));
@@ -218,8 +232,24 @@ impl Fault {
             Kind::Stopped => machines.signal(name, libc::SIGCONT),
             Kind::DiskFilled => machines.order(&format!("{name} fill off")).map(drop),
             Kind::DiskSlowed => machines.order(&format!("{name} delay 0")).map(drop),
+            Kind::DiskFlipped if self.class().1 != "data" => {
+                machines.start_process(name)?;
+                self.await_notice(machines, name)
+            }
             Kind::DiskFlipped | Kind::CutOff(_) => Ok(()),
         }
+    }
+
+    /// Until a server has said that its log has rotted, all looks well.
+    fn await_notice(&self, machines: &mut Machines, name: &str) -> Outcome {
+        let home = machines.home(name)?;
+        let is_manager = self.class().1 == "manager";
+        machines.wait_until("the damage is noticed", NOTICE_WAIT, |machines| match is_manager {
+            true => home.join("raft.damaged").exists() && !home.join("REJOINING").exists(),
+            false => machines
+                .json(&["task", "list"])
+                .is_ok_and(|tasks| tasks.as_array().is_some_and(|tasks| !tasks.is_empty())),
+        })
     }
 
     /// Whom a client's calls may wait for without anybody to blame: itself.
@@ -331,6 +361,29 @@ fn fullest(directory: &Path) -> Outcome<std::path::PathBuf> {
     let count = |path: &std::path::PathBuf| entries(path).map_or(0, |files| files.len());
     let found = entries(directory)?.into_iter().filter(|path| path.is_dir()).max_by_key(count);
     found.ok_or_else(|| format!("{} is empty", directory.display()))
+}
+
+/// Flips a bit in every tenth block that holds something, of all files of a log; gives how many.
+///
+/// # Errors
+///
+/// What could not be read or written.
+pub fn rot_log(directory: &Path) -> Outcome<usize> {
+    let mut flipped = 0;
+    for path in entries(directory)? {
+        if path.extension().is_none_or(|extension| extension != "wal") {
+            continue;
+        }
+        let failed = |e: std::io::Error| format!("{}: {e}", path.display());
+        let mut bytes = std::fs::read(&path).map_err(failed)?;
+        let written = bytes.chunks_mut(4096).filter(|block| block.iter().any(|byte| *byte != 0));
+        for block in written.skip(2).step_by(10) {
+            block[100] ^= 4;
+            flipped += 1;
+        }
+        std::fs::write(&path, bytes).map_err(failed)?;
+    }
+    Ok(flipped)
 }
 
 fn remove(path: &Path) -> Outcome {

@@ -107,7 +107,26 @@ impl Worker {
     }
 
     pub(super) async fn rename(&mut self) {
-        let (Some(source), Some(target)) = (self.file_key(), self.file_key()) else { return };
+        let (source, target) = (self.file_key(), self.file_key());
+        self.rename_to("rename", source, target).await;
+    }
+
+    /// Within its parent or up to the root. (Elsewhere two that cross can build a loop, until there is the volume-wide
+    /// lock of DESIGN.md section 4.)
+    pub(super) async fn rename_directory(&mut self) {
+        let Some(source) = self.directory_key() else { return };
+        let parent = if self.random.chance(1, 2) { source.0 } else { InodeId::ROOT };
+        let target = self.name('d', DIRECTORY_NAMES).map(|name| (parent, name));
+        self.rename_to("rename directory", Some(source), target).await;
+    }
+
+    async fn rename_to(
+        &mut self,
+        operation: &'static str,
+        source: Option<Key>,
+        target: Option<Key>,
+    ) {
+        let (Some(source), Some(target)) = (source, target) else { return };
         if source == target {
             return;
         }
@@ -118,10 +137,12 @@ impl Worker {
         let given = self.begin(&target, moved_here);
         let renaming = self.client.rename(source.0, &source.1, target.0, &target.1, no_replace);
         let result = renaming.await;
-        self.ended("rename", &format!("{} to {}", what(&source), what(&target)), began, &result);
+        self.ended(operation, &format!("{} to {}", what(&source), what(&target)), began, &result);
         let (away, here) = match &result {
             Ok(()) => (Some(Call::MovedAway), Some(moved_here)),
-            Err(FsError::Meta(MetaError::Exists)) => (None, Some(Call::WasTaken)),
+            Err(FsError::Meta(MetaError::Exists | MetaError::NotEmpty)) => {
+                (None, Some(Call::WasTaken))
+            }
             Err(_) => (None, None),
         };
         self.end(&source, taken, &result, away);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use milpa_testbed::faults::rot_log;
 use milpa_testbed::load::{self, Writer};
 use milpa_testbed::{Mounted, ServerProcess, Testbed};
 use serde_json::Value;
@@ -370,7 +371,7 @@ fn meta_replicas_whose_log_has_rotted_are_made_again_where_they_were() {
     let process = bed.process("meta2").unwrap().clone();
     bed.pause_supervisor(true).unwrap();
     process.kill().unwrap();
-    let flipped = rot_log(&process.directory.join("raft"));
+    let flipped = rot_log(&process.directory.join("raft")).unwrap();
     assert!(flipped > 0);
     bed.pause_supervisor(false).unwrap();
     let warns = |bed: &Testbed, text: &str| {
@@ -389,22 +390,26 @@ fn meta_replicas_whose_log_has_rotted_are_made_again_where_they_were() {
     finish(&mut bed, load);
 }
 
-/// Flips a bit in every tenth block that holds something, of all files of a log; gives how many.
-fn rot_log(directory: &std::path::Path) -> usize {
-    let mut flipped = 0;
-    for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
-        if entry.path().extension().is_none_or(|extension| extension != "wal") {
-            continue;
-        }
-        let mut bytes = std::fs::read(entry.path()).unwrap();
-        let written = bytes.chunks_mut(4096).filter(|block| block.iter().any(|byte| *byte != 0));
-        for block in written.skip(2).step_by(10) {
-            block[100] ^= 4;
-            flipped += 1;
-        }
-        std::fs::write(entry.path(), bytes).unwrap();
-    }
-    flipped
+/// A manager ended until an operator emptied its directory.
+#[test]
+fn a_manager_whose_log_has_rotted_takes_part_again() {
+    let bed = Testbed::start().unwrap();
+    let process = bed.process("manager1").unwrap().clone();
+    bed.pause_supervisor(true).unwrap();
+    process.kill().unwrap();
+    assert!(rot_log(&process.directory.join("raft")).unwrap() > 0);
+    bed.pause_supervisor(false).unwrap();
+    let aside = process.directory.join("raft.damaged");
+    let rejoining = process.directory.join("REJOINING");
+    bed.wait_until("it counts again", HEAL_MAX, |_| aside.exists() && !rejoining.exists()).unwrap();
+    // With one of the others away it is half of the majority.
+    bed.pause_supervisor(true).unwrap();
+    bed.process("manager2").unwrap().kill().unwrap();
+    bed.wait_until("the managers decide", HEAL_MAX, |bed| {
+        bed.milpa(&["volume", "create", "later"]).is_ok()
+    })
+    .unwrap();
+    bed.pause_supervisor(false).unwrap();
 }
 
 /// Who has mounted a volume needs no manager to read and write, for as long as nothing else fails.

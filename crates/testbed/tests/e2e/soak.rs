@@ -381,6 +381,8 @@ fn a_few_faults_are_survived() {
         (Kind::CutOff(Cut::Pulled), "server"),
         (Kind::CutOff(Cut::Deaf), "server"),
         (Kind::DiskFlipped, "data"),
+        (Kind::DiskFlipped, "meta"),
+        (Kind::DiskFlipped, "manager"),
         (Kind::ReplicaDeleted, "data"),
     ]);
     run(1, |course, _| few.pop_front().map(|(kind, role)| course.draw_one(kind, role)));
