@@ -22,6 +22,15 @@ use crate::placement::Placement;
 /// be held for our own handles. The kernel looked the name up just before.
 const HINT_AGE: Duration = Duration::from_secs(5);
 
+/// An answer that took longer may have been given before, and lost, and be as old as that.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// As of when a name is what our change made of it: it is forgotten when the change is answered, so it has to be
+/// later than that to be remembered.
+fn named_by_us(asked: Instant) -> Instant {
+    if asked.elapsed() < FRESH { Instant::now() } else { asked }
+}
+
 /// What is to be created.
 pub(crate) struct NewEntry {
     pub kind: FileKind,
@@ -47,7 +56,7 @@ impl Inner {
         let asked = Instant::now();
         let read = MetaRead::Lookup { parent, name: name.clone() };
         match self.meta.read(parent, read).await {
-            Ok(MetaAnswer::Entry(entry)) => self.learn_entry(parent, entry, asked).await,
+            Ok(MetaAnswer::Entry(entry)) => self.learn_entry(parent, entry, asked, asked).await,
             Ok(_) => Err(FsError::Broken("lookup")),
             Err(error) => {
                 if error.is_not_found() {
@@ -59,15 +68,17 @@ impl Inner {
         }
     }
 
-    /// Remembers an entry and completes it with the attributes of an inode in another partition.
+    /// Remembers an entry and completes it with the attributes of an inode in another partition. `named` is when
+    /// the name was certainly so.
     async fn learn_entry(
         &self,
         parent: InodeId,
         entry: Entry,
         asked: Instant,
+        named: Instant,
     ) -> Result<Attributes, FsError> {
         let inode = entry.inode;
-        self.note_name(parent, entry.name, inode, entry.kind, asked);
+        self.note_name(parent, entry.name, inode, entry.kind, named);
         let attributes = match entry.attributes {
             Some(attributes) => attributes,
             None => match self.meta.read(inode, MetaRead::GetAttributes { inode }).await? {
@@ -149,7 +160,7 @@ impl Inner {
             let made = inner.send_create(parent, &name, new).await;
             inner.names.forget(&(parent, name));
             inner.directory_changed(parent, made.as_ref().ok().and_then(directory_of), asked);
-            inner.learn_entry(parent, made?, Instant::now()).await
+            inner.learn_entry(parent, made?, asked, named_by_us(asked)).await
         })
         .await
     }
@@ -213,12 +224,16 @@ impl Inner {
     ) -> Result<OpenFile, FsError> {
         let mut new = NewEntry::of(FileKind::File, creation);
         new.open_existing = !flags.exclusive;
+        let asked = Instant::now();
         let attributes = self.make(parent, name, new).await?;
-        let is_new = attributes.kind == FileKind::File
+        let is_empty = attributes.kind == FileKind::File
             && attributes.size == 0
-            && attributes.allocated == 0
-            && self.files.get(attributes.inode).is_none();
-        if !is_new {
+            && attributes.allocated == 0;
+        // Since the answer was made: here by whom it was open for and is not any more, or by others, as it took so long.
+        let may_be_written = self.files.get(attributes.inode).is_some()
+            || self.pages.knows(attributes.inode)
+            || asked.elapsed() >= FRESH;
+        if !is_empty || may_be_written {
             return self.open(attributes.inode, flags).await;
         }
         // An empty file's layout need not be asked for.
@@ -245,7 +260,7 @@ impl Inner {
                 Err(error) => Err(error),
             };
             inner.directory_changed(parent, entry.as_ref().ok().and_then(directory_of), asked);
-            inner.learn_entry(parent, entry?, Instant::now()).await
+            inner.learn_entry(parent, entry?, asked, named_by_us(asked)).await
         })
         .await
     }

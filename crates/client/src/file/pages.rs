@@ -52,6 +52,11 @@ impl Pages {
         }
     }
 
+    /// Whether it was opened here before.
+    pub(crate) fn knows(&self, inode: InodeId) -> bool {
+        lock(&self.known).get(&inode).is_some()
+    }
+
     /// The kernel has done what an open was answered with.
     pub(crate) fn dropped(&self, inode: InodeId, drop: Drop) {
         let mut pages = lock(&self.known);

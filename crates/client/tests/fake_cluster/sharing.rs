@@ -37,6 +37,47 @@ async fn pages_stay_over_an_open_only_if_nobody_else_wrote() {
     assert!(!open(&other).await, "changed by somebody else, and then by ourselves");
 }
 
+fn is_creation(call: &Call<'_>) -> bool {
+    let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
+    matches!(write, MetaWrite::Create { .. })
+}
+
+/// Found by the simulation (seed 100158): a creation that found the file was answered late, as of before its
+/// writer's close, and the file was empty for who had opened it so.
+#[tokio::test(start_paused = true)]
+async fn who_opens_by_a_creation_reads_what_was_closed_here_before_its_answer() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let writer = create(&client, "f").await.handle;
+    cluster.once(Fault::Slow(Duration::from_millis(100)), is_creation);
+    let writing = async {
+        client.write(writer, 0, pattern(1, 5000), false).await.unwrap();
+        client.flush(writer).await.unwrap();
+        client.release(writer).await.unwrap();
+    };
+    let (opened, ()) = tokio::join!(create(&client, "f"), writing);
+    let got = client.read(opened.handle, 0, 10_000).await.unwrap().concat();
+    assert!(got == pattern(1, 5000), "{} bytes", got.len());
+}
+
+/// As an answer that is lost is given again when the call is repeated, it may be as old as a call may take.
+#[tokio::test(start_paused = true)]
+async fn who_creates_reads_what_others_closed_long_before_the_answer() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    cluster.once(Fault::Slow(Duration::from_secs(3)), is_creation);
+    let writing = async {
+        while other.resolve(b"/f", true).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        write(&other, "/f", &pattern(1, 5000)).await;
+    };
+    let (opened, ()) = tokio::join!(create(&one, "f"), writing);
+    let got = one.read(opened.handle, 0, 10_000).await.unwrap().concat();
+    assert!(got == pattern(1, 5000), "{} bytes", got.len());
+    assert_eq!(one.getattr(opened.attributes.inode).await.unwrap().size, 5000);
+}
+
 /// The kernel drops an inode's pages after the answer to an open, in the process that opens. Another one's open
 /// may come in between: its pages may be of the version before.
 #[tokio::test(start_paused = true)]
