@@ -226,9 +226,8 @@ impl Inner {
         new.open_existing = !flags.exclusive;
         let asked = Instant::now();
         let attributes = self.make(parent, name, new).await?;
-        let is_empty = attributes.kind == FileKind::File
-            && attributes.size == 0
-            && attributes.allocated == 0;
+        let is_empty =
+            attributes.kind == FileKind::File && attributes.size == 0 && attributes.allocated == 0;
         // Since the answer was made: here by whom it was open for and is not any more, or by others, as it took so long.
         let may_be_written = self.files.get(attributes.inode).is_some()
             || self.pages.knows(attributes.inode)

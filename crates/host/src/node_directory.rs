@@ -223,7 +223,7 @@ impl NodeDirectory {
         }
         let file = self.path.join(REJOINING_FILE);
         if is_rejoining {
-            let text = b"This directory was empty when the cluster was founded already. The note goes when it has caught up.\n";
+            let text = b"This directory was empty or damaged when the cluster was founded already. The note goes when it has caught up.\n";
             disk::replace(&file, text).map_err(io_error("write", &file))?;
         } else {
             let removed = disk::remove(&file).and_then(|()| disk::sync_directory(&self.path));

@@ -175,10 +175,10 @@ fn everything_is_there_after_a_restart_of_all() {
 #[test]
 fn a_manager_that_cannot_use_what_it_has_sets_it_aside_and_counts_again() {
     run(async {
-        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let mut cluster = with_volume(cut_often).await;
         let before = cluster.volume("home").await;
         let harms: [fn(&std::path::Path); 3] = [
-            |directory| flip_all(&directory.join("raft")),
+            |directory| rot(&directory.join("raft")),
             // A directory without its log must not vote.
             |directory| std::fs::remove_dir_all(directory.join("raft")).unwrap(),
             |directory| std::fs::write(directory.join("state.redb"), "nonsense").unwrap(),
@@ -193,7 +193,7 @@ fn a_manager_that_cannot_use_what_it_has_sets_it_aside_and_counts_again() {
             let created = cluster.create_volume(&format!("later-{place}")).await;
             assert!(created.is_ok(), "{created:?}");
             cluster.start((place + 1) % 3);
-            let aside = cluster.configs[place].directory.join("state.redb.damaged");
+            let aside = cluster.configs[place].directory.join("state.redb.damaged.1");
             assert!(aside.exists(), "nothing is thrown away");
         }
     });
@@ -207,12 +207,15 @@ fn the_only_manager_says_what_is_damaged_and_that_nobody_has_it_else() {
         let mut alone = cluster.configs[0].clone();
         alone.peers.truncate(1);
         alone.http_peers.clear();
-        flip_all(&alone.directory.join("raft"));
+        rot(&alone.directory.join("raft"));
         let forever = std::future::pending();
         let ended =
             milpa_manager::run(alone.clone(), cluster::CLUSTER, cluster.secret.clone(), forever);
         let error = ended.await.unwrap_err().to_string();
-        assert!(error.contains("log") && error.contains("restore its directory"), "{error}");
+        assert!(
+            error.contains("log cannot be used") && error.contains("restore its directory"),
+            "{error}"
+        );
         assert!(alone.directory.join("raft").exists());
     });
 }
@@ -226,26 +229,50 @@ fn a_damaged_manager_gives_up_nothing_before_a_majority_of_the_others_is_there()
         cluster.stop(0).await;
         cluster.stop(1).await;
         let directory = cluster.configs[0].directory.clone();
-        flip_all(&directory.join("raft"));
+        rot(&directory.join("raft"));
         cluster.start(0);
         // It says for as long as it waits that it can say nothing, and asks the others meanwhile.
         for _ in 0..20 {
             cluster.until_it_says(0, &Err(ManagerError::Busy)).await;
         }
-        assert!(directory.join("raft").exists() && !directory.join("raft.damaged").exists());
+        assert!(directory.join("raft").exists() && !directory.join("raft.damaged.1").exists());
         assert!(!directory.join("REJOINING").exists());
         cluster.start(1);
         cluster.until_rejoined(0).await;
         assert_eq!(cluster.volume("home").await.volume, before.volume);
-        assert!(directory.join("raft.damaged").exists());
+        assert!(directory.join("raft.damaged.1").exists());
     });
 }
 
-fn flip_all(directory: &std::path::Path) {
+/// The only manager, too: nothing was cut from its log.
+#[test]
+fn a_damaged_state_is_made_again_from_a_log_that_has_all_of_it() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let before = cluster.volume("home").await;
+        cluster.stop(0).await;
+        cluster.stop(1).await;
+        let directory = cluster.configs[0].directory.clone();
+        std::fs::write(directory.join("state.redb"), "nonsense").unwrap();
+        cluster.start(0);
+        assert_eq!(cluster.volume("home").await.volume, before.volume);
+        assert!(directory.join("state.redb.damaged.1").exists());
+        assert!(!directory.join("raft.damaged.1").exists());
+    });
+}
+
+fn cut_often(config: &mut milpa_manager::ManagerConfig) {
+    (config.checkpoint.entries, config.checkpoint.entries_kept) = (5, 0);
+}
+
+/// A bit in every third block that holds something.
+fn rot(directory: &std::path::Path) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
-        let bytes = std::fs::read(&path).unwrap();
-        std::fs::write(&path, bytes.iter().map(|byte| byte ^ 1).collect::<Vec<u8>>()).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let written = bytes.chunks_mut(4096).filter(|block| block.iter().any(|byte| *byte != 0));
+        written.skip(2).step_by(3).for_each(|block| block[50] ^= 4);
+        std::fs::write(&path, bytes).unwrap();
     }
 }
 
@@ -336,7 +363,7 @@ fn two_emptied_managers_of_three_found_nothing_and_one_restored_directory_is_eno
         cluster.start(0);
         cluster.start(1);
         for place in [0, 1] {
-            cluster.until_founded(place).await;
+            cluster.until_it_says(place, &Ok(ManagerAnswer::CatchesUp)).await;
         }
         let wait = Duration::from_secs(3);
         let answer = cluster.admin.call(&ManagerRequest::ListVolumes, wait).await;

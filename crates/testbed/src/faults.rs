@@ -192,9 +192,8 @@ impl Fault {
             Kind::DiskFlipped if self.class().1 != "data" => {
                 machines.kill(name)?;
                 let home = machines.home(name)?;
-                let aside = home.join("raft.damaged");
-                if aside.exists() {
-                    remove(&aside)?;
+                for aside in entries(&home)?.iter().filter(|path| is_set_aside(path)) {
+                    remove(aside)?;
                 }
                 let flipped = rot_log(&home.join("raft"))?;
                 return Ok(format!("flipped {flipped} bits of its log"));
@@ -245,7 +244,11 @@ impl Fault {
         let home = machines.home(name)?;
         let is_manager = self.class().1 == "manager";
         machines.wait_until("the damage is noticed", NOTICE_WAIT, |machines| match is_manager {
-            true => home.join("raft.damaged").exists() && !home.join("REJOINING").exists(),
+            true => {
+                let is_noticed =
+                    entries(&home).is_ok_and(|all| all.iter().any(|p| is_set_aside(p)));
+                is_noticed && !home.join("REJOINING").exists()
+            }
             false => machines
                 .json(&["task", "list"])
                 .is_ok_and(|tasks| tasks.as_array().is_some_and(|tasks| !tasks.is_empty())),
@@ -361,6 +364,11 @@ fn fullest(directory: &Path) -> Outcome<std::path::PathBuf> {
     let count = |path: &std::path::PathBuf| entries(path).map_or(0, |files| files.len());
     let found = entries(directory)?.into_iter().filter(|path| path.is_dir()).max_by_key(count);
     found.ok_or_else(|| format!("{} is empty", directory.display()))
+}
+
+/// What a manager could not use, and an operator has looked at.
+fn is_set_aside(path: &Path) -> bool {
+    path.to_string_lossy().contains(".damaged.")
 }
 
 /// Flips a bit in every tenth block that holds something, of all files of a log; gives how many.

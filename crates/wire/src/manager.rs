@@ -236,6 +236,8 @@ pub enum ManagerAnswer {
     },
     /// IsFounded: whether this manager knows of a group in which a term has begun.
     Founded(bool),
+    /// IsFounded: it is making up for what it lost of the group, and has not caught up.
+    CatchesUp,
 }
 
 /// The reply body of every manager.
@@ -282,7 +284,7 @@ pub struct Task {
     pub reason: String,
     /// When it began, in milliseconds since 1970.
     pub begun_unix_ms: u64,
-    /// It is given up and planned anew at this time; 0 for never.
+    /// A replica is given up at this time and planned anew; a drain that is not done then is warned of.
     pub deadline_unix_ms: u64,
     /// How much is done: bytes of a replica; replicas of a drain.
     pub done: u64,

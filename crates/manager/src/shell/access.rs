@@ -15,7 +15,8 @@ pub fn allowed_roles(request: &ManagerRequest) -> &'static [Role] {
         R::Register(_) | R::Heartbeat(_) | R::Leave { .. } | R::RenewLife { .. } => SERVERS,
         R::GetVolume { .. } => &[Role::Client, Role::Admin, Role::Meta, Role::Data],
         R::GetVolumeById { .. } | R::GetNodes => &[Role::Meta, Role::Data, Role::Admin],
-        R::FetchSnapshot { .. } | R::IsFounded => &[Role::Manager],
+        R::FetchSnapshot { .. } => &[Role::Manager],
+        R::IsFounded => &[Role::Manager, Role::Admin],
         R::ListVolumes
         | R::CreateVolume { .. }
         | R::SetVolume { .. }

@@ -86,7 +86,9 @@ impl CheckpointError {
                 redb::Error::Corrupted(_)
                 | redb::Error::TableTypeMismatch { .. }
                 | redb::Error::TypeDefinitionChanged { .. }
-                | redb::Error::TableIsMultimap(_) => true,
+                | redb::Error::TableIsMultimap(_)
+                // There never was another format.
+                | redb::Error::UpgradeRequired(_) => true,
                 _ => false,
             },
             CheckpointError::State { source, .. } => {
@@ -249,7 +251,8 @@ impl CheckpointStore {
         });
         match saved {
             Err(error) if error.is_damage() => {
-                tracing::warn!(%error, "the state's file is damaged: it is written anew");
+                let error = super::chain(&error);
+                tracing::warn!(error, "the state's file is damaged: it is written anew");
                 self.with_new(|database| write(database, state, descriptor))
             }
             saved => saved,

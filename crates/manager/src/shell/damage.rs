@@ -1,11 +1,11 @@
 //! A manager whose log or state cannot be used any more: it sets them aside, and takes part again as one whose
 //! directory is empty (docs/decisions/0010), when a majority of the others is there to go on with.
 //!
-//! Nothing is deleted but what was set aside before: whoever loses more directories than the others can make up
-//! for may find in it what is nowhere else.
+//! Nothing is deleted: whoever loses more directories than the others can make up for may find in what was set
+//! aside what is nowhere else.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use milpa_host::disk;
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
@@ -13,7 +13,8 @@ use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use super::checkpoint::FILE as STATE_FILE;
 use super::{LOG_DIRECTORY, RunError};
 
-const SUFFIX: &str = "damaged";
+/// Kept of each, at most: a disk that goes on to damage what it gets is to be replaced, and is not to be filled.
+const KEPT: u32 = 8;
 
 impl RunError {
     /// Whether bytes that this manager had written are gone or changed. A disk that refuses to read or write is
@@ -27,45 +28,56 @@ impl RunError {
     }
 }
 
-/// Notes first that it takes part again: with part of its log it must not go on as if that were all.
-pub(super) fn set_aside(directory: &mut NodeDirectory) -> Result<(), RunError> {
+/// Sets aside all that the directory has of the group. A crash at any point leaves what is damaged again, or what
+/// begins as an emptied directory: the log goes when it is noted that it takes part again, and the state before, as
+/// one without a log that takes part again is thrown away.
+pub(super) fn set_all_aside(directory: &mut NodeDirectory) -> Result<(), RunError> {
+    set_aside(directory.path(), STATE_FILE)?;
     directory.set_rejoining(true)?;
-    for name in [LOG_DIRECTORY, STATE_FILE] {
-        let path = directory.path().join(name);
-        move_away(&path).map_err(|source| {
-            let action = "set aside";
-            RunError::Directory(DirectoryError::Io { action, path: path.clone(), source })
-        })?;
-        tracing::warn!(path = %path.with_added_extension(SUFFIX).display(), "set aside");
-    }
-    Ok(())
+    set_aside(directory.path(), LOG_DIRECTORY)
 }
 
-fn move_away(path: &Path) -> io::Result<()> {
-    let aside = path.with_added_extension(SUFFIX);
+/// Sets the state aside: what the log has of it comes again.
+pub(super) fn set_state_aside(directory: &Path) -> Result<(), RunError> {
+    set_aside(directory, STATE_FILE)
+}
+
+fn set_aside(directory: &Path, name: &str) -> Result<(), RunError> {
+    match move_away(&directory.join(name)) {
+        Ok(Some(aside)) => {
+            tracing::warn!(path = %aside.display(), "set aside");
+            Ok(())
+        }
+        Ok(None) => Ok(()),
+        Err(source) => {
+            let (action, path) = ("set aside", directory.join(name));
+            Err(RunError::Directory(DirectoryError::Io { action, path, source }))
+        }
+    }
+}
+
+/// Where it is then; `None` if there was nothing.
+fn move_away(path: &Path) -> io::Result<Option<PathBuf>> {
     if !is_there(path)? {
-        return Ok(());
+        return Ok(None);
     }
-    if is_there(&aside)? {
-        // Of two that were damaged the later one replaces what was good enough once more.
-        remove(&aside)?;
+    for number in 1..=KEPT {
+        let aside = path.with_added_extension(format!("damaged.{number}"));
+        if !is_there(&aside)? {
+            disk::rename(path, &aside)?;
+            disk::sync_directory(path.parent().unwrap_or(path))?;
+            return Ok(Some(aside));
+        }
     }
-    disk::rename(path, &aside)?;
-    disk::sync_directory(path.parent().unwrap_or(path))
+    Err(io::Error::other(format!(
+        "{KEPT} were set aside before: look at the disk, and delete them"
+    )))
 }
 
 fn is_there(path: &Path) -> io::Result<bool> {
     match disk::status(path) {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-fn remove(path: &Path) -> io::Result<()> {
-    match disk::list(path) {
-        Ok(_) => disk::remove_tree(path),
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => disk::remove(path),
         Err(error) => Err(error),
     }
 }

@@ -22,10 +22,10 @@ use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
-use super::RunError;
 use super::access;
 use super::event::Event;
 use super::replica::GROUP;
+use super::{RunError, chain};
 
 /// Between two rounds of questions. Managers that are started together find each other within two.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
@@ -45,8 +45,19 @@ pub(super) enum Beginning {
     Rejoin,
 }
 
+/// What another manager has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Nothing.
+    Nothing,
+    /// A group in which a term has begun, and of which it is making up for what it lost.
+    CatchesUp,
+    /// The group, with all that it ever promised.
+    GoesOn,
+}
+
 /// What another manager said, or why it said nothing.
-type Said = (NodeId, Result<bool, String>);
+type Said = (NodeId, Result<Standing, String>);
 
 /// The managers, as one of them sees them that has nothing yet that it could take part with.
 pub(super) struct Circle<'a> {
@@ -74,13 +85,17 @@ impl Circle<'_> {
     /// [`RunError::OnlyCopy`] if the others are no majority.
     pub async fn wait_until_others_go_on(&mut self, damage: RunError) -> Result<(), RunError> {
         let enough = self.managers.len() / 2 + 1;
+        let damage = chain(&damage);
         if self.others().count() < enough {
-            return Err(RunError::OnlyCopy { damage: Box::new(damage) });
+            return Err(RunError::OnlyCopy { damage });
         }
-        warn!(%damage, "what this manager has cannot be used: it is set aside when a majority of \
-            the others is there, and comes again from them");
+        warn!(
+            damage,
+            "what this manager has cannot be used: it is set aside when a majority of \
+            the others is there, and comes again from them"
+        );
         let waiting = "this manager cannot use what it has, and waits for a majority of the others";
-        let judge = move |said: &[Said]| are_founded(said, enough).then_some(());
+        let judge = move |said: &[Said]| go_on(said, enough).then_some(());
         self.ask_until(Err(ManagerError::Busy), waiting, judge).await;
         Ok(())
     }
@@ -145,12 +160,14 @@ async fn round(others: &[(NodeId, SocketAddr)], pool: &Pool) -> Vec<Said> {
     said
 }
 
-async fn ask_one(pool: Pool, address: SocketAddr) -> Result<bool, String> {
+async fn ask_one(pool: Pool, address: SocketAddr) -> Result<Standing, String> {
     let request = ManagerRequest::IsFounded;
     let called = pool.call(address, Role::Manager, &request, Bytes::new(), ANSWER_WAIT).await;
     let (reply, _): (ManagerReply, Bytes) = called.map_err(|error| error.to_string())?;
     match reply {
-        Ok(ManagerAnswer::Founded(is_founded)) => Ok(is_founded),
+        Ok(ManagerAnswer::Founded(false)) => Ok(Standing::Nothing),
+        Ok(ManagerAnswer::Founded(true)) => Ok(Standing::GoesOn),
+        Ok(ManagerAnswer::CatchesUp) => Ok(Standing::CatchesUp),
         Ok(_) => Err("the answer is to another question".to_owned()),
         Err(error) => Err(error.to_string()),
     }
@@ -158,15 +175,15 @@ async fn ask_one(pool: Pool, address: SocketAddr) -> Result<bool, String> {
 
 /// What follows from what the others said; `None` if somebody who may know better said nothing.
 fn judge(said: &[Said]) -> Option<Beginning> {
-    if said.iter().any(|(_, said)| *said == Ok(true)) {
+    if said.iter().any(|(_, said)| matches!(said, Ok(Standing::GoesOn | Standing::CatchesUp))) {
         return Some(Beginning::Rejoin);
     }
     said.iter().all(|(_, said)| said.is_ok()).then_some(Beginning::Found)
 }
 
-/// Whether so many have a group in which a term has begun.
-fn are_founded(said: &[Said], enough: usize) -> bool {
-    said.iter().filter(|(_, said)| *said == Ok(true)).count() >= enough
+/// Whether so many have all that they ever promised.
+fn go_on(said: &[Said], enough: usize) -> bool {
+    said.iter().filter(|(_, said)| *said == Ok(Standing::GoesOn)).count() >= enough
 }
 
 fn answer(event: Event, own_answer: ManagerReply) {
@@ -223,30 +240,31 @@ impl Notebook {
 mod tests {
     use super::*;
 
+    use Standing::{CatchesUp, GoesOn, Nothing};
+
+    fn said(said: &[Option<Standing>]) -> Vec<Said> {
+        let ids = (1..).map(NodeId);
+        ids.zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned()))).collect()
+    }
+
     #[track_caller]
-    fn check(said: &[Option<bool>], expected: Option<Beginning>) {
-        let said: Vec<Said> = (1..)
-            .map(NodeId)
-            .zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned())))
-            .collect();
-        assert_eq!(judge(&said), expected, "{said:?}");
+    fn check(answers: &[Option<Standing>], expected: Option<Beginning>) {
+        assert_eq!(judge(&said(answers)), expected, "{answers:?}");
     }
 
     #[test]
     fn what_cannot_be_used_is_given_up_only_before_a_majority_that_goes_on() {
-        let said = |said: &[Option<bool>]| -> Vec<Said> {
-            let ids = (1..).map(NodeId);
-            ids.zip(said.iter().map(|said| said.ok_or_else(|| "silent".to_owned()))).collect()
-        };
         for (others, is_enough) in [
-            (&[Some(true), Some(true)][..], true),
-            (&[Some(true), None], false),
-            (&[Some(true), Some(false)], false),
-            (&[Some(true), Some(true), Some(true), None], true),
-            (&[Some(true), Some(true), Some(false), None], false),
+            (&[Some(GoesOn), Some(GoesOn)][..], true),
+            (&[Some(GoesOn), None], false),
+            (&[Some(GoesOn), Some(Nothing)], false),
+            (&[Some(GoesOn), Some(CatchesUp)], false),
+            (&[Some(GoesOn), Some(GoesOn), Some(GoesOn), None], true),
+            (&[Some(GoesOn), Some(GoesOn), Some(Nothing), None], false),
+            (&[Some(GoesOn), Some(GoesOn), Some(CatchesUp), Some(CatchesUp)], false),
         ] {
             let enough = others.len().div_ceil(2) + 1;
-            assert_eq!(are_founded(&said(others), enough), is_enough, "{others:?}");
+            assert_eq!(go_on(&said(others), enough), is_enough, "{others:?}");
         }
     }
 
@@ -254,12 +272,13 @@ mod tests {
     fn one_who_knows_better_decides_and_else_all_must_have_nothing() {
         let (found, rejoin) = (Some(Beginning::Found), Some(Beginning::Rejoin));
         check(&[], found);
-        check(&[Some(false), Some(false)], found);
-        check(&[Some(false), None], None);
+        check(&[Some(Nothing), Some(Nothing)], found);
+        check(&[Some(Nothing), None], None);
         check(&[None, None], None);
-        check(&[Some(false), Some(true)], rejoin);
-        check(&[None, Some(true)], rejoin);
-        check(&[Some(false), Some(false), Some(false), None], None);
-        check(&[Some(false), Some(false), Some(false), Some(true)], rejoin);
+        check(&[Some(Nothing), Some(GoesOn)], rejoin);
+        check(&[Some(Nothing), Some(CatchesUp)], rejoin);
+        check(&[None, Some(GoesOn)], rejoin);
+        check(&[Some(Nothing), Some(Nothing), Some(Nothing), None], None);
+        check(&[Some(Nothing), Some(Nothing), Some(Nothing), Some(GoesOn)], rejoin);
     }
 }

@@ -8,8 +8,8 @@
 //! # In the manager's directory
 //!
 //! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log,
-//! `state.redb` the state as of some log index; `raft.damaged`, `state.redb.damaged` what was set aside
-//! ([`damage`]).
+//! `state.redb` the state as of some log index; `raft.damaged.N`, `state.redb.damaged.N` what was set
+//! aside ([`damage`]).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -135,8 +135,7 @@ pub enum RunError {
     #[error("{damage}; the other managers are no majority without this one: restore its directory")]
     OnlyCopy {
         /// What is wrong with it.
-        #[source]
-        damage: Box<RunError>,
+        damage: String,
     },
     /// The settings of Raft contradict each other.
     #[error(transparent)]
@@ -208,7 +207,7 @@ async fn run_local(
         let begun = match open(&config, cluster, &mut directory, &mut circle).await {
             Err(damage) if damage.is_damage() => {
                 circle.wait_until_others_go_on(damage).await?;
-                damage::set_aside(&mut directory)?;
+                damage::set_all_aside(&mut directory)?;
                 open(&config, cluster, &mut directory, &mut circle).await?
             }
             begun => begun?,
@@ -291,8 +290,16 @@ impl Opened {
             // It may have been fetched before the log was durable. All of it comes again.
             CheckpointStore::discard(directory.path())?;
         }
-        let store = CheckpointStore::open(directory.path())?;
-        let loaded = store.load()?;
+        let loaded = CheckpointStore::open(directory.path()).and_then(loaded_from);
+        let (store, loaded) = match loaded {
+            // Nothing was cut from the log yet.
+            Err(error) if error.is_damage() && held.is_some_and(|group| group.mark.index <= 1) => {
+                warn!(error = %chain(&error), "the state is damaged; all of it is in the log");
+                damage::set_state_aside(directory.path())?;
+                loaded_from(CheckpointStore::open(directory.path())?)?
+            }
+            loaded => loaded?,
+        };
         match (&loaded, held) {
             (Some(_), None) => return Err(RunError::LogMissing),
             // A founded group starts after entry 1; a log that starts later was cut at a checkpoint.
@@ -305,6 +312,24 @@ impl Opened {
     fn is_new(&self) -> bool {
         held(&self.recovered).is_none()
     }
+}
+
+type Loaded = (CheckpointStore, Option<(State, SnapshotDescriptor)>);
+
+fn loaded_from(store: CheckpointStore) -> Result<Loaded, CheckpointError> {
+    let loaded = store.load()?;
+    Ok((store, loaded))
+}
+
+/// An error and what it comes from, in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
 }
 
 /// The managers' group, as the log had it.

@@ -35,7 +35,11 @@ impl Replica {
             return self.serve_snapshot(index, offset, responder);
         }
         if matches!(request, ManagerRequest::IsFounded) {
-            return responder.send(Ok(ManagerAnswer::Founded(multi.has_begun(GROUP))));
+            let answer = match multi.is_rejoining(GROUP) {
+                true => ManagerAnswer::CatchesUp,
+                false => ManagerAnswer::Founded(multi.has_begun(GROUP)),
+            };
+            return responder.send(Ok(answer));
         }
         if self.leadership.is_none() {
             // Elected but not yet sure of everything committed before: soon.

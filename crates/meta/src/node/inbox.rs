@@ -131,6 +131,8 @@ pub(crate) enum Event {
     SnapshotWritten {
         /// Of which partition.
         partition: PartitionId,
+        /// Of which replica of it.
+        identity: Rc<()>,
         /// Of what; the reason was logged when it failed.
         written: Option<SnapshotDescriptor>,
     },
@@ -138,13 +140,17 @@ pub(crate) enum Event {
     SnapshotsScrubbed {
         /// Of which partition.
         partition: PartitionId,
-        /// Those that were damaged and are set aside; `None` if not all could be looked at. Why was logged.
-        damaged: Option<Vec<LogPosition>>,
+        /// Of which replica of it.
+        identity: Rc<()>,
+        /// Those in whose place another has to be written; `None` if not all could be looked at. Why was logged.
+        rotten: Option<Vec<LogPosition>>,
     },
     /// A snapshot was fetched from a peer, made durable and read, or not.
     SnapshotFetched {
         /// Of which partition.
         partition: PartitionId,
+        /// For which replica of it.
+        identity: Rc<()>,
         /// The state; the reason was logged when it failed.
         fetched: Option<Box<(FileHeader, Partition)>>,
     },

@@ -74,7 +74,10 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
                 error!(%partition, ?position, %error, source = ?std::error::Error::source(&error),
                     "a snapshot is damaged: trying the one before");
                 Metrics::get().snapshots_failed.inc();
-                store.set_aside(partition, position)?;
+                // What the disk refuses now it may give the next time.
+                if error.io().is_none() {
+                    store.set_aside(partition, position)?;
+                }
             }
         }
     }
@@ -151,7 +154,8 @@ impl Shell {
             None => Replica::founded(definition),
         };
         replica.started = one.started;
-        (replica.log.begun_ms, replica.log.verified_ms) = (now_ms(), now_ms());
+        replica.log.begun_ms = now_ms();
+        replica.log.verified_ms = self.ctx.verified_at_start(now_ms());
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);

@@ -4,6 +4,7 @@
 //! when leadership is lost, and built anew from the state by the next leader.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use milpa_host::clock::Instant;
 use milpa_raft::{LogPosition, Role, SnapshotDescriptor};
@@ -39,8 +40,8 @@ pub(crate) struct Replica {
     pub ready: bool,
     /// Whether the disk knows that this replica takes part.
     pub started: bool,
-    /// A snapshot of a peer is being fetched: the state is about to be replaced.
-    pub installing: bool,
+    /// Tells this replica from one that was here before it, and is deleted.
+    pub identity: Rc<()>,
     /// Since the last snapshot.
     pub log: LogGrowth,
     /// What the state was at some indexes.
@@ -132,12 +133,12 @@ pub(crate) struct LogGrowth {
     pub previous: u64,
     /// When the last one was begun, in milliseconds.
     pub begun_ms: u64,
-    /// Whether one is being written, or they are read again.
-    pub is_busy: bool,
     /// When all were known to be as they were written, in milliseconds.
     pub verified_ms: u64,
-    /// A follower waits for one.
+    /// A follower waits for one, or one has rotted.
     pub wanted: bool,
+    /// Those that have rotted and are to be set aside when there is another.
+    pub rotten: Vec<LogPosition>,
 }
 
 impl Replica {
@@ -155,7 +156,7 @@ impl Replica {
             leader: None,
             ready: false,
             started: false,
-            installing: false,
+            identity: Rc::default(),
             log: LogGrowth::default(),
             marks: Marks::default(),
             proposals: BTreeMap::new(),

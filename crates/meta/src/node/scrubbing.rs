@@ -8,80 +8,175 @@
 use std::rc::Rc;
 
 use milpa_host::clock::now_ms;
-use milpa_host::jobs;
+use milpa_host::{entropy, jobs};
 use milpa_raft::LogPosition;
 use milpa_types::PartitionId;
-use tracing::{debug, warn};
+use tracing::warn;
 
+use super::context::Context;
 use super::inbox::Event;
 use super::metrics::Metrics;
 use super::replica::Replica;
 use super::shell::Shell;
 use super::snapshot_store::SnapshotStore;
-use super::snapshots::{JOBS_MAX, RETRY_MS};
+use super::snapshots::{JOBS_MAX, RETRY_MS, SnapshotJob};
+
+impl Context {
+    /// When the snapshots of a replica that has just been read count as verified: some time within the last period,
+    /// by lot. The start has read the newest only, and from the page cache perhaps; and it need not be all at once.
+    pub(super) fn verified_at_start(&self, now: u64) -> u64 {
+        let share = entropy::u64().unwrap_or_default() % self.scrub_period_ms().max(1);
+        now.saturating_sub(share)
+    }
+
+    fn scrub_period_ms(&self) -> u64 {
+        self.config.scrub_period_s.saturating_mul(1_000)
+    }
+}
 
 impl Shell {
     /// Begins the next partition when it is due, and no snapshot has to be written.
     pub(super) fn run_scrub(&mut self, now: u64) {
-        let period_ms = self.ctx.config.scrub_period_s.saturating_mul(1_000);
-        if period_ms == 0 || self.is_scrubbing || self.snapshot_jobs >= JOBS_MAX {
+        let period_ms = self.ctx.scrub_period_ms();
+        let is_scrubbing = self.snapshot_jobs.values().any(|job| *job == SnapshotJob::Scrub);
+        if period_ms == 0 || is_scrubbing || self.disk_jobs() >= JOBS_MAX {
             return;
         }
-        let is_due = |replica: &&mut Replica| {
+        let is_due = |replica: &&Replica| {
             let log = &replica.log;
-            let is_free = !log.is_busy && !replica.installing && log.newest.is_some();
-            is_free && now.saturating_sub(log.verified_ms) >= period_ms
+            let is_free = !self.snapshot_jobs.contains_key(&replica.id()) && !log.wanted;
+            is_free && log.newest.is_some() && now.saturating_sub(log.verified_ms) >= period_ms
         };
-        let Some(replica) = self.replicas.values_mut().find(is_due) else { return };
-        replica.log.is_busy = true;
-        self.is_scrubbing = true;
-        self.snapshot_jobs += 1;
-        let partition = replica.id();
+        let Some(replica) = self.replicas.values().find(is_due) else { return };
+        let (partition, identity) = (replica.id(), Rc::clone(&replica.identity));
+        self.snapshot_jobs.insert(partition, SnapshotJob::Scrub);
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
             let scrubbed = jobs::run("scrub", move || scrub(&store, partition)).await;
-            let damaged = scrubbed.ok().flatten();
-            inbox.push(Event::SnapshotsScrubbed { partition, damaged });
+            let rotten = scrubbed.ok().flatten();
+            inbox.push(Event::SnapshotsScrubbed { partition, identity, rotten });
         });
     }
 
-    /// A snapshot that was damaged is written anew as soon as may be.
+    /// Another snapshot is written for the newest that has rotted, which stays until then: a disk that refused to read
+    /// it once may give it again.
     pub(super) fn snapshots_scrubbed(
         &mut self,
         partition: PartitionId,
-        damaged: Option<&[LogPosition]>,
+        identity: &Rc<()>,
+        rotten: Option<Vec<LogPosition>>,
     ) {
-        self.is_scrubbing = false;
-        self.snapshot_jobs = self.snapshot_jobs.saturating_sub(1);
-        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        let period_ms = self.ctx.scrub_period_ms();
+        let Some(replica) = self.job_ended(partition, identity) else { return };
         let log = &mut replica.log;
-        log.is_busy = false;
-        let Some(damaged) = damaged else {
-            let period_ms = self.ctx.config.scrub_period_s.saturating_mul(1_000);
+        let Some(rotten) = rotten else {
             log.verified_ms = (now_ms() + RETRY_MS).saturating_sub(period_ms);
             return;
         };
         Metrics::get().snapshots_scrubbed.inc();
         log.verified_ms = now_ms();
-        log.wanted |= !damaged.is_empty();
-        log.newest.take_if(|newest| damaged.contains(&newest.position));
+        if !rotten.is_empty() {
+            log.wanted = true;
+            log.newest.take_if(|newest| rotten.contains(&newest.position));
+            log.rotten = rotten;
+        }
     }
 }
 
-/// Gives what was damaged; `None` if not all could be looked at. Blocking.
+/// Gives what has rotted and cannot be spared; what can is set aside. `None` if not all could be looked at.
+/// Blocking.
 fn scrub(store: &SnapshotStore, partition: PartitionId) -> Option<Vec<LogPosition>> {
-    match store.scrub(partition) {
-        Ok(damaged) => {
-            for (position, error) in &damaged {
-                Metrics::get().snapshots_failed.inc();
-                warn!(%partition, ?position, %error, source = ?std::error::Error::source(error),
-                    "a snapshot has rotted: it is set aside, and another one is written");
-            }
-            Some(damaged.into_iter().map(|(position, _)| position).collect())
+    let verified = store.verify(partition);
+    let verified = verified
+        .inspect_err(|error| warn!(%partition, %error, "snapshots cannot be read again now"))
+        .ok()?;
+    let newest_is_good = matches!(verified.first(), Some((_, Ok(()))));
+    let (mut rotten, mut is_complete) = (Vec::new(), true);
+    for (position, result) in verified {
+        let Err(error) = result else { continue };
+        let source = std::error::Error::source(&error);
+        if !error.is_rot() {
+            is_complete = false;
+            warn!(%partition, ?position, %error, ?source, "a snapshot cannot be read again now");
+            continue;
         }
-        Err(error) => {
-            debug!(%partition, %error, "snapshots could not be read again now");
-            None
+        Metrics::get().snapshots_failed.inc();
+        warn!(%partition, ?position, %error, ?source, "a snapshot has rotted");
+        if !newest_is_good {
+            rotten.push(position);
+        } else if let Err(error) = store.set_aside(partition, position) {
+            warn!(%partition, ?position, %error, "cannot set a rotten snapshot aside");
         }
+    }
+    (is_complete || !rotten.is_empty()).then_some(rotten)
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_raft::{Members, SnapshotDescriptor};
+    use milpa_types::{MetaSlot, NodeId, VolumeId, VolumeOptions};
+    use milpa_wire::meta::CreateMetaPartition;
+
+    use super::*;
+    use crate::core::{Partition, PartitionSetup};
+    use crate::node::snapshot_file::{self, FileHeader};
+
+    const PARTITION: PartitionId = PartitionId(3);
+
+    fn at(index: u64) -> LogPosition {
+        LogPosition { term: 2, index }
+    }
+
+    fn write(store: &SnapshotStore, index: u64) {
+        let definition = CreateMetaPartition {
+            joins: false,
+            partition: PARTITION,
+            volume: VolumeId(1),
+            options: VolumeOptions::default(),
+            slot: MetaSlot(0),
+            members: vec![NodeId(1)],
+        };
+        store.define(&definition).unwrap();
+        let mut state = Partition::new(PartitionSetup::from(&definition));
+        state.skip(index);
+        let members = Members::new(&[NodeId(1)], &[]);
+        let descriptor = SnapshotDescriptor { position: at(index), members };
+        let path = store.writing_path(PARTITION);
+        snapshot_file::write(
+            &path,
+            &FileHeader { definition, descriptor },
+            state.begin_snapshot(2),
+        )
+        .unwrap();
+        store.publish(PARTITION, at(index), &path).unwrap();
+    }
+
+    /// Found by the simulation (seed 100074): a disk that refused once to read a good snapshot, the only one, had it
+    /// set aside, and to write another one it refused too.
+    #[test]
+    fn what_has_rotted_stays_until_there_is_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().join("partitions")).unwrap();
+        write(&store, 5);
+        write(&store, 40);
+        let path = |index| {
+            let name = format!("partitions/3/{index:020}-{:020}.snapshot", 2);
+            directory.path().join(name)
+        };
+        let flip = |index| {
+            let mut bytes = std::fs::read(path(index)).unwrap();
+            bytes[20] ^= 1;
+            std::fs::write(path(index), bytes).unwrap();
+        };
+        assert_eq!(scrub(&store, PARTITION), Some(vec![]));
+        flip(40);
+        assert_eq!(scrub(&store, PARTITION), Some(vec![at(40)]));
+        assert!(path(40).exists() && path(5).exists());
+        flip(5);
+        assert_eq!(scrub(&store, PARTITION), Some(vec![at(40), at(5)]));
+        write(&store, 300);
+        assert_eq!(scrub(&store, PARTITION), Some(vec![]));
+        assert!(!path(40).exists() && !path(5).exists(), "nobody needs them");
+        assert_eq!(store.inspect(PARTITION).unwrap().snapshots, [at(300)]);
     }
 }

@@ -18,6 +18,7 @@ use super::context::Context;
 use super::inbox::{Asker, Event};
 use super::replica::{Proposal, Replica};
 use super::responder::Responder;
+use super::snapshots::SnapshotJob;
 use crate::access;
 use crate::core::Command;
 
@@ -41,10 +42,8 @@ pub(crate) struct Shell {
     pub deleting: BTreeSet<PartitionId>,
     /// Snapshots to fetch, in the order Raft asked for them.
     pub installs: Vec<InstallSnapshot>,
-    /// Snapshots being written or fetched now.
-    pub snapshot_jobs: usize,
-    /// Whether one of them reads snapshots again.
-    pub is_scrubbing: bool,
+    /// Partitions whose snapshots are written, fetched or read now: one job at a time works in a directory.
+    pub snapshot_jobs: BTreeMap<PartitionId, SnapshotJob>,
     /// One owner more for each question of `milpa fsck` that is being answered.
     pub checks: Rc<()>,
     /// Numbers for reads that wait for heartbeats; unique in this process.
@@ -72,8 +71,7 @@ impl Shell {
             joined: BTreeSet::new(),
             deleting: BTreeSet::new(),
             installs: Vec::new(),
-            snapshot_jobs: 0,
-            is_scrubbing: false,
+            snapshot_jobs: BTreeMap::new(),
             checks: Rc::default(),
             next_read: 1,
             next_nonce: seed,
@@ -116,14 +114,14 @@ impl Shell {
             Event::DirectoryRemoved { partition } => {
                 self.deleting.remove(&partition);
             }
-            Event::SnapshotWritten { partition, written } => {
-                self.snapshot_written(multi, partition, written);
+            Event::SnapshotWritten { partition, identity, written } => {
+                self.snapshot_written(multi, partition, &identity, written);
             }
-            Event::SnapshotsScrubbed { partition, damaged } => {
-                self.snapshots_scrubbed(partition, damaged.as_deref());
+            Event::SnapshotsScrubbed { partition, identity, rotten } => {
+                self.snapshots_scrubbed(partition, &identity, rotten);
             }
-            Event::SnapshotFetched { partition, fetched } => {
-                self.snapshot_fetched(multi, partition, fetched);
+            Event::SnapshotFetched { partition, identity, fetched } => {
+                self.snapshot_fetched(multi, partition, &identity, fetched);
             }
         }
     }

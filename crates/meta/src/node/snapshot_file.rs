@@ -63,16 +63,19 @@ pub(crate) enum SnapshotFileError {
 }
 
 impl SnapshotFileError {
-    /// Whether the file may be whole, and only cannot be read now: too many are open, or it was just deleted. What the
-    /// medium does not give back (EIO) is gone.
-    pub(crate) fn is_passing(&self) -> bool {
+    /// What the system said when it was to read the file: that may pass.
+    pub(crate) fn io(&self) -> Option<&io::Error> {
         match self {
             SnapshotFileError::Io { source, .. }
-            | SnapshotFileError::Restore(RestoreError::Read(source)) => {
-                source.raw_os_error() != Some(libc::EIO)
-            }
-            SnapshotFileError::Damaged(_) | SnapshotFileError::Restore(_) => false,
+            | SnapshotFileError::Restore(RestoreError::Read(source)) => Some(source),
+            SnapshotFileError::Damaged(_) | SnapshotFileError::Restore(_) => None,
         }
+    }
+
+    /// Whether the medium has not what was written: it says so itself, or has something else.
+    pub(crate) fn is_rot(&self) -> bool {
+        let says_so = [libc::EIO, libc::EUCLEAN, libc::EBADMSG];
+        self.io().is_none_or(|io| io.raw_os_error().is_some_and(|errno| says_so.contains(&errno)))
     }
 }
 
@@ -256,7 +259,10 @@ mod tests {
             let check = |what: &str| {
                 assert!(read(&path).is_err(), "byte {at} {what}");
                 let verified = verify(&path).expect_err(what);
-                assert!(!verified.is_passing(), "byte {at} {what}: {verified}");
+                assert!(
+                    verified.is_rot() && verified.io().is_none(),
+                    "byte {at} {what}: {verified}"
+                );
             };
             check("flipped");
             std::fs::write(&path, &whole[..at]).unwrap();

@@ -263,31 +263,22 @@ impl SnapshotStore {
         Ok(Some((piece, total)))
     }
 
-    /// Reads all snapshots of a partition again, as they are on the medium. Sets aside those that are damaged, and
-    /// gives them.
+    /// Reads all snapshots of a partition again, as they are on the medium; gives what became of each, the newest first.
     ///
     /// # Errors
     ///
-    /// One that could not be looked at now.
-    pub(crate) fn scrub(
+    /// The disk's, when it is to list them.
+    pub(crate) fn verify(
         &self,
         partition: PartitionId,
-    ) -> Result<Vec<(LogPosition, SnapshotFileError)>, SnapshotFileError> {
-        let io = |source| SnapshotFileError::Io { action: "list snapshots", source };
-        let mut damaged = Vec::new();
-        for position in self.inspect_names(partition).map_err(io)? {
-            let verified = snapshot_file::verify(&self.path(partition, position))
-                .and_then(|header| require(&header, partition, position));
-            match verified {
-                Ok(()) => {}
-                Err(error) if error.is_passing() => return Err(error),
-                Err(error) => {
-                    self.set_aside(partition, position).map_err(io)?;
-                    damaged.push((position, error));
-                }
-            }
-        }
-        Ok(damaged)
+    ) -> io::Result<Vec<(LogPosition, Result<(), SnapshotFileError>)>> {
+        let mut positions = self.inspect_names(partition)?;
+        positions.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
+        let verified = |position| {
+            let header = snapshot_file::verify(&self.path(partition, position));
+            (position, header.and_then(|header| require(&header, partition, position)))
+        };
+        Ok(positions.into_iter().map(verified).collect())
     }
 
     /// Sets a snapshot aside that turned out to be damaged, for whoever wants to know why.

@@ -44,6 +44,16 @@ const PIECE_WAIT: Duration = Duration::from_secs(5);
 /// Tries for one piece.
 const PIECE_TRIES: u32 = 5;
 
+/// What is done with the snapshots of a partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SnapshotJob {
+    Write,
+    /// They are read again.
+    Scrub,
+    /// One is fetched from a peer: the state is about to be replaced.
+    Fetch,
+}
+
 impl Shell {
     /// Once a tick: begins snapshots that are due, and fetches those that Raft asked for.
     pub(crate) fn run_snapshots(&mut self, multi: &mut MultiRaft, now: u64) {
@@ -52,19 +62,33 @@ impl Shell {
         }
         let (entries, bytes) =
             (self.ctx.config.snapshot_after_entries, self.ctx.config.snapshot_after_bytes);
-        let due: Vec<PartitionId> = self
-            .replicas
-            .values()
-            .filter(|replica| is_due(replica, entries, bytes, now))
-            .map(Replica::id)
-            .collect();
+        let is_due = |replica: &&Replica| {
+            !self.snapshot_jobs.contains_key(&replica.id()) && is_due(replica, entries, bytes, now)
+        };
+        let due: Vec<PartitionId> =
+            self.replicas.values().filter(is_due).map(Replica::id).collect();
         for partition in due {
-            if self.snapshot_jobs >= JOBS_MAX {
+            if self.disk_jobs() >= JOBS_MAX {
                 return;
             }
             self.begin_snapshot(multi, partition, now);
         }
         self.run_scrub(now);
+    }
+
+    /// Jobs that keep the disk busy.
+    pub(super) fn disk_jobs(&self) -> usize {
+        self.snapshot_jobs.values().filter(|job| **job != SnapshotJob::Fetch).count()
+    }
+
+    /// A job is over: the replica that it was for, unless that is deleted, and another one here perhaps.
+    pub(super) fn job_ended(
+        &mut self,
+        partition: PartitionId,
+        identity: &Rc<()>,
+    ) -> Option<&mut Replica> {
+        self.snapshot_jobs.remove(&partition);
+        self.replicas.get_mut(&partition).filter(|replica| Rc::ptr_eq(&replica.identity, identity))
     }
 
     fn begin_snapshot(&mut self, multi: &mut MultiRaft, partition: PartitionId, now: u64) {
@@ -78,17 +102,19 @@ impl Shell {
             return multi.set_snapshot(partition, newest);
         }
         let Some(descriptor) = multi.describe(partition, replica.applied.index) else { return };
-        (log.is_busy, log.wanted, log.entries, log.bytes) = (true, false, 0, 0);
+        (log.wanted, log.entries, log.bytes) = (false, 0, 0);
+        let rotten = log.rotten.clone();
         let snapshot = replica.state.begin_snapshot(descriptor.position.term);
         let header = FileHeader { definition: replica.definition.clone(), descriptor };
-        self.snapshot_jobs += 1;
+        let identity = Rc::clone(&replica.identity);
+        self.snapshot_jobs.insert(partition, SnapshotJob::Write);
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
             let descriptor = header.descriptor.clone();
-            let job = move || write(&store, &header, snapshot);
+            let job = move || write(&store, &header, snapshot, &rotten);
             let written = jobs::run("snapshot", job).await.unwrap_or(false);
             let written = written.then_some(descriptor);
-            inbox.push(Event::SnapshotWritten { partition, written });
+            inbox.push(Event::SnapshotWritten { partition, identity, written });
         });
     }
 
@@ -97,12 +123,11 @@ impl Shell {
         &mut self,
         multi: &mut MultiRaft,
         partition: PartitionId,
+        identity: &Rc<()>,
         written: Option<SnapshotDescriptor>,
     ) {
-        self.snapshot_jobs = self.snapshot_jobs.saturating_sub(1);
-        let Some(replica) = self.replicas.get_mut(&partition) else { return };
+        let Some(replica) = self.job_ended(partition, identity) else { return };
         let log = &mut replica.log;
-        log.is_busy = false;
         let Some(descriptor) = written else {
             Metrics::get().snapshots_failed.inc();
             log.begun_ms = (now_ms() + RETRY_MS).saturating_sub(IDLE_MS);
@@ -111,6 +136,7 @@ impl Shell {
         };
         Metrics::get().snapshots_written.inc();
         debug!(%partition, index = descriptor.position.index, "snapshot written");
+        log.rotten.clear();
         let newest = log.newest.replace(descriptor.clone());
         log.previous = newest.map_or(0, |newest| newest.position.index);
         multi.set_snapshot(partition, descriptor);
@@ -150,13 +176,13 @@ impl Shell {
         let Some(replica) = self.replicas.get_mut(&partition) else {
             return multi.snapshot_failed(partition);
         };
-        if replica.installing || replica.log.is_busy {
-            // Both write into the partition's directory: one after the other.
+        if self.snapshot_jobs.contains_key(&partition) {
             return multi.snapshot_failed(partition);
         }
         info!(%partition, from = %install.from, position = ?install.snapshot.position,
             "fetching a snapshot: this replica is too far behind for the log");
-        replica.installing = true;
+        let identity = Rc::clone(&replica.identity);
+        self.snapshot_jobs.insert(partition, SnapshotJob::Fetch);
         let ctx = Rc::clone(&self.ctx);
         tokio::task::spawn_local(async move {
             let fetched = fetch_and_read(&ctx, &install).await;
@@ -164,7 +190,7 @@ impl Shell {
                 warn!(%partition, problem, "could not install a snapshot");
             }
             let fetched = fetched.ok().map(Box::new);
-            ctx.inbox.push(Event::SnapshotFetched { partition, fetched });
+            ctx.inbox.push(Event::SnapshotFetched { partition, identity, fetched });
         });
     }
 
@@ -173,10 +199,10 @@ impl Shell {
         &mut self,
         multi: &mut MultiRaft,
         partition: PartitionId,
+        identity: &Rc<()>,
         fetched: Option<Box<(FileHeader, Partition)>>,
     ) {
-        let Some(replica) = self.replicas.get_mut(&partition) else { return };
-        replica.installing = false;
+        let Some(replica) = self.job_ended(partition, identity) else { return };
         let Some(fetched) = fetched else {
             Metrics::get().snapshots_failed.inc();
             return multi.snapshot_failed(partition);
@@ -203,7 +229,7 @@ impl Shell {
 
 fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
     let log = &replica.log;
-    if log.is_busy || replica.installing || !replica.has_begun() {
+    if !replica.has_begun() {
         return false;
     }
     let rests = log.newest.as_ref().is_some_and(|newest| newest.position == replica.applied)
@@ -214,8 +240,13 @@ fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
         || (!rests && now.saturating_sub(log.begun_ms) >= IDLE_MS)
 }
 
-/// Writes, names and prunes. Blocking. Says in the log what went wrong.
-fn write(store: &SnapshotStore, header: &FileHeader, snapshot: Snapshot) -> bool {
+/// Writes, names, and sets aside and prunes what it stands for. Blocking. Says in the log what went wrong.
+fn write(
+    store: &SnapshotStore,
+    header: &FileHeader,
+    snapshot: Snapshot,
+    rotten: &[LogPosition],
+) -> bool {
     let (partition, position) = (header.definition.partition, header.descriptor.position);
     let path = store.writing_path(partition);
     if let Err(error) = snapshot_file::write(&path, header, snapshot) {
@@ -226,11 +257,18 @@ fn write(store: &SnapshotStore, header: &FileHeader, snapshot: Snapshot) -> bool
     let published = store.publish(partition, position, &path);
     if let Err(error) = &published {
         error!(%partition, %error, "cannot publish a snapshot");
+        return false;
+    }
+    // One of the same position has been replaced.
+    for old in rotten.iter().filter(|old| **old != position) {
+        if let Err(error) = store.set_aside(partition, *old) {
+            warn!(%partition, ?old, %error, "cannot set a rotten snapshot aside");
+        }
     }
     if let Err(error) = store.prune(partition, KEPT) {
         warn!(%partition, %error, "cannot delete old snapshots");
     }
-    published.is_ok()
+    true
 }
 
 /// Fetches a snapshot piece by piece, makes it durable and reads it.

@@ -474,11 +474,6 @@ impl Platter {
         self.count_allocated();
     }
 
-    /// Whether a file or directory of this name is there.
-    pub fn has(&self, name: &str) -> bool {
-        self.names.keys().any(|path| path.ends_with(name))
-    }
-
     /// Writes after all what it lost last, if it was the end of a file of this kind.
     pub fn find_lost(&mut self, is_meant: impl Fn(&Path) -> bool) {
         let Some(Lost { number, bytes, offset }) = self.lost.take() else { return };

@@ -22,7 +22,7 @@ use milpa_types::{
 use milpa_wire::data::{
     Configuration, DataAnswer, DataPartitionReport, DataReply, DataRequest, ExtentDigest,
 };
-use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
+use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use milpa_wire::meta::{MetaAnswer, MetaPartitionReport, MetaReply, MetaRequest};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -232,6 +232,9 @@ impl Observer {
         }
         let addresses: BTreeMap<NodeId, SocketAddr> =
             nodes.iter().map(|node| (node.id, node.address)).collect();
+        for address in cluster::managers() {
+            self.check_manager(address).await?;
+        }
         let (meta, data) = self.partitions().await?;
         let (mut replicas, mut bytes) = (0, 0);
         for partition in &meta {
@@ -249,6 +252,15 @@ impl Observer {
         let mut watch = self.watch.borrow_mut();
         (watch.replicas_compared, watch.bytes_compared) = (replicas, bytes);
         Ok(())
+    }
+
+    /// One that was damaged has set aside what it had, and has caught up.
+    async fn check_manager(&self, address: SocketAddr) -> Missing<()> {
+        let request = ManagerRequest::IsFounded;
+        match self.call::<_, ManagerReply>(address, Role::Manager, &request).await? {
+            Ok(ManagerAnswer::Founded(true)) => Ok(()),
+            reply => Err(format!("manager {address} takes no part: {reply:?}")),
+        }
     }
 
     async fn compare_meta(

@@ -315,7 +315,6 @@ impl Simulation {
         }
         self.run_until(ROT_IS_SEEN_MS, |_| false);
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal after rot");
-        self.want_all_managers();
     }
 
     fn set_blocked(&mut self, fault: Fault, blocked: bool) {

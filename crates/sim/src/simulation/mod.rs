@@ -436,7 +436,6 @@ impl Simulation {
         stalls.prolonged.iter().for_each(|detail| self.failed("stalls end with overlaps", detail));
         self.stalls = stalls;
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
-        self.want_all_managers();
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }
@@ -455,14 +454,6 @@ impl Simulation {
         }
         self.tick_ms = TICK_MS;
         self.watch.borrow_mut().wanted = Wanted::Watch;
-    }
-
-    /// Waits until every manager counts: one that was damaged has set aside what it had, and has caught up.
-    fn want_all_managers(&mut self) {
-        let catches_up = |p: &Placed| p.part == Part::Manager && p.machine.disk().has("REJOINING");
-        if !self.run_until(WHOLE_MS, |sim| !sim.machines.iter().any(catches_up)) {
-            self.failed("managers take part", "one of them has not caught up");
-        }
     }
 
     fn verification(&mut self) {

@@ -399,7 +399,7 @@ fn a_manager_whose_log_has_rotted_takes_part_again() {
     process.kill().unwrap();
     assert!(rot_log(&process.directory.join("raft")).unwrap() > 0);
     bed.pause_supervisor(false).unwrap();
-    let aside = process.directory.join("raft.damaged");
+    let aside = process.directory.join("raft.damaged.1");
     let rejoining = process.directory.join("REJOINING");
     bed.wait_until("it counts again", HEAL_MAX, |_| aside.exists() && !rejoining.exists()).unwrap();
     // With one of the others away it is half of the majority.

@@ -38,7 +38,7 @@ pub(super) struct TaskBody {
     reason: String,
     /// When it began, in milliseconds since 1970.
     begun_unix_ms: u64,
-    /// When it is given up; 0 for never.
+    /// When a replica is given up, or a drain is late.
     deadline_unix_ms: u64,
     /// Bytes of a data replica, log entries of a meta replica, replicas of a drain.
     done: u64,
