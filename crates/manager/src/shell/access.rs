@@ -212,6 +212,7 @@ mod tests {
                     "drain_disk",
                     "list_tasks",
                     "get_meta_replicas",
+                    "is_founded",
                 ],
             ),
         ];
