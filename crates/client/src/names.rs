@@ -232,12 +232,25 @@ impl Inner {
         let may_be_written = self.files.get(attributes.inode).is_some()
             || self.pages.knows(attributes.inode)
             || asked.elapsed() >= FRESH;
-        if !is_empty || may_be_written {
-            return self.open(attributes.inode, flags).await;
-        }
         // An empty file's layout need not be asked for.
-        let empty = milpa_wire::meta::Content::Segments(Vec::new());
-        self.open_found(attributes.inode, flags, Found::Fresh(attributes, empty))
+        let empty = Found::Fresh(attributes, milpa_wire::meta::Content::Segments(Vec::new()));
+        if is_empty && !may_be_written {
+            return self.open_found(attributes.inode, flags, empty);
+        }
+        // What was empty then is not to lose what came later.
+        let has_content = !is_empty || self.files.get(attributes.inode).is_some();
+        let truncate = flags.truncate && !flags.exclusive && has_content;
+        match self.open(attributes.inode, OpenFlags { truncate, ..flags }).await {
+            // It is made: who is told otherwise tries again, and hears that somebody else has made it.
+            Err(error) if flags.exclusive && error.may_pass() => {
+                let opened = self.open_found(attributes.inode, flags, empty)?;
+                if let Some(file) = self.files.get(attributes.inode) {
+                    file.shared().content.stale = true;
+                }
+                Ok(opened)
+            }
+            opened => opened,
+        }
     }
 
     pub(crate) async fn link(
@@ -259,7 +272,8 @@ impl Inner {
                 Err(error) => Err(error),
             };
             inner.directory_changed(parent, entry.as_ref().ok().and_then(directory_of), asked);
-            inner.learn_entry(parent, entry?, asked, named_by_us(asked)).await
+            let answered = named_by_us(asked);
+            inner.learn_entry(parent, entry?, answered, answered).await
         })
         .await
     }

@@ -8,6 +8,7 @@
 mod cluster;
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -173,30 +174,54 @@ fn everything_is_there_after_a_restart_of_all() {
 
 /// The story: a manager whose log had rotted ended until somebody emptied its directory.
 #[test]
-fn a_manager_that_cannot_use_what_it_has_sets_it_aside_and_counts_again() {
+fn a_manager_whose_log_has_rotted_sets_it_aside_and_counts_again() {
     run(async {
-        let mut cluster = with_volume(cut_often).await;
-        let before = cluster.volume("home").await;
-        let harms: [fn(&std::path::Path); 3] = [
-            |directory| rot(&directory.join("raft")),
-            // A directory without its log must not vote.
-            |directory| std::fs::remove_dir_all(directory.join("raft")).unwrap(),
-            |directory| std::fs::write(directory.join("state.redb"), "nonsense").unwrap(),
-        ];
-        for (place, harm) in harms.into_iter().enumerate() {
-            cluster.stop(place).await;
-            harm(&cluster.configs[place].directory);
-            cluster.start(place);
-            cluster.until_rejoined(place).await;
-            cluster.stop((place + 1) % 3).await;
-            assert_eq!(cluster.volume("home").await.volume, before.volume);
-            let created = cluster.create_volume(&format!("later-{place}")).await;
-            assert!(created.is_ok(), "{created:?}");
-            cluster.start((place + 1) % 3);
-            let aside = cluster.configs[place].directory.join("state.redb.damaged.1");
-            assert!(aside.exists(), "nothing is thrown away");
-        }
+        let cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        damage_one(cluster, |directory| rot(&directory.join("raft"))).await;
     });
+}
+
+/// A directory without its log must not vote.
+#[test]
+fn a_manager_without_its_log_counts_again() {
+    run(async {
+        let cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let lose = |directory: &Path| std::fs::remove_dir_all(directory.join("raft")).unwrap();
+        damage_one(cluster, lose).await;
+    });
+}
+
+/// What the state had is not in the log any more.
+#[test]
+fn a_manager_whose_state_has_rotted_sets_its_log_aside_too() {
+    run(async {
+        let cut_often = |config: &mut milpa_manager::ManagerConfig| {
+            (config.checkpoint.entries, config.checkpoint.entries_kept) = (5, 0);
+        };
+        let cluster = with_volume(cut_often).await;
+        let rot = |directory: &Path| std::fs::write(directory.join("state.redb"), "x").unwrap();
+        let aside = damage_one(cluster, rot).await;
+        assert!(aside.contains("raft.damaged.1"), "{aside:?}");
+    });
+}
+
+/// Damages what the first manager has, and sees it take part again. Gives what is in its directory then.
+async fn damage_one(mut cluster: Cluster, harm: fn(&Path)) -> BTreeSet<String> {
+    let before = cluster.volume("home").await;
+    cluster.stop(0).await;
+    harm(&cluster.configs[0].directory);
+    cluster.start(0);
+    cluster.until_rejoined(0).await;
+    let names = std::fs::read_dir(&cluster.configs[0].directory).unwrap();
+    let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names: BTreeSet<String> = names.collect();
+    assert!(names.contains("state.redb.damaged.1"), "nothing is thrown away: {names:?}");
+    // It is half of the majority.
+    cluster.stop(1).await;
+    assert_eq!(cluster.volume("home").await.volume, before.volume);
+    let created = cluster.create_volume("later").await;
+    assert!(created.is_ok(), "{created:?}");
+    names
 }
 
 #[test]
@@ -261,12 +286,8 @@ fn a_damaged_state_is_made_again_from_a_log_that_has_all_of_it() {
     });
 }
 
-fn cut_often(config: &mut milpa_manager::ManagerConfig) {
-    (config.checkpoint.entries, config.checkpoint.entries_kept) = (5, 0);
-}
-
 /// A bit in every third block that holds something.
-fn rot(directory: &std::path::Path) {
+fn rot(directory: &Path) {
     for entry in std::fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
         let mut bytes = std::fs::read(&path).unwrap();
@@ -354,7 +375,7 @@ fn two_emptied_managers_of_three_found_nothing_and_one_restored_directory_is_eno
     run(async {
         let mut cluster = with_volume(|_| {}).await;
         let before = cluster.volume("home").await;
-        let kept = |directory: &std::path::Path| directory.with_extension("kept");
+        let kept = |directory: &Path| directory.with_extension("kept");
         for place in [0, 1] {
             cluster.stop(place).await;
             let directory = &cluster.configs[place].directory;

@@ -245,9 +245,8 @@ impl Fault {
         let is_manager = self.class().1 == "manager";
         machines.wait_until("the damage is noticed", NOTICE_WAIT, |machines| match is_manager {
             true => {
-                let is_noticed =
-                    entries(&home).is_ok_and(|all| all.iter().any(|p| is_set_aside(p)));
-                is_noticed && !home.join("REJOINING").exists()
+                // The log goes last, when it is noted that it takes part again.
+                home.join("raft.damaged.1").exists() && !home.join("REJOINING").exists()
             }
             false => machines
                 .json(&["task", "list"])

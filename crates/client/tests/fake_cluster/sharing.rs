@@ -60,22 +60,51 @@ async fn who_opens_by_a_creation_reads_what_was_closed_here_before_its_answer() 
     assert!(got == pattern(1, 5000), "{} bytes", got.len());
 }
 
-/// As an answer that is lost is given again when the call is repeated, it may be as old as a call may take.
+/// As an answer that is lost is given again when the call is repeated, it may be as old as a call may take. With
+/// O_TRUNC, too, only what there was when the file was made is cut: nothing.
 #[tokio::test(start_paused = true)]
 async fn who_creates_reads_what_others_closed_long_before_the_answer() {
+    for exclusive in [true, false] {
+        let cluster = Cluster::new();
+        let (one, other) = (cluster.client().await, cluster.client().await);
+        cluster.once(Fault::Slow(Duration::from_secs(3)), is_creation);
+        let writing = async {
+            while other.resolve(b"/f", true).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            write(&other, "/f", &pattern(1, 5000)).await;
+        };
+        let flags = OpenFlags { exclusive, truncate: true, ..OpenFlags::read_write() };
+        let file = name("f");
+        let creating = one.create(InodeId::ROOT, &file, OWNER, flags);
+        let (opened, ()) = tokio::join!(creating, writing);
+        let opened = opened.unwrap();
+        let got = one.read(opened.handle, 0, 10_000).await.unwrap().concat();
+        assert!(got == pattern(1, 5000), "{} bytes", got.len());
+        assert_eq!(one.getattr(opened.attributes.inode).await.unwrap().size, 5000);
+    }
+}
+
+/// A lock file that is made, and whose maker is told that it is not, is nobody's.
+#[tokio::test(start_paused = true)]
+async fn a_creation_of_which_no_more_can_be_heard_has_succeeded() {
     let cluster = Cluster::new();
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    cluster.once(Fault::Slow(Duration::from_secs(3)), is_creation);
-    let writing = async {
-        while other.resolve(b"/f", true).await.is_err() {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        write(&other, "/f", &pattern(1, 5000)).await;
+    let set = |config: &mut milpa_client::ClientConfig| {
+        config.io_deadline = Some(Duration::from_secs(5));
     };
-    let (opened, ()) = tokio::join!(create(&one, "f"), writing);
-    let got = one.read(opened.handle, 0, 10_000).await.unwrap().concat();
-    assert!(got == pattern(1, 5000), "{} bytes", got.len());
-    assert_eq!(one.getattr(opened.attributes.inode).await.unwrap().size, 5000);
+    let client = cluster.client_with(set).await;
+    cluster.once(Fault::Slow(Duration::from_secs(2)), is_creation);
+    cluster.rule(|call| is_meta_read(call).then_some(Fault::Unreachable));
+    let flags = OpenFlags { exclusive: true, ..OpenFlags::read_write() };
+    let opened = client.create(InodeId::ROOT, &name("lock"), OWNER, flags).await.unwrap();
+    cluster.heal();
+    client.write(opened.handle, 0, pattern(1, 10), false).await.unwrap();
+    client.fsync(opened.handle, false).await.unwrap();
+    assert!(read(&cluster.client().await, "/lock").await == pattern(1, 10));
+}
+
+fn is_meta_read(call: &Call<'_>) -> bool {
+    matches!(call, Call::Meta(_, MetaRequest::Read { .. }))
 }
 
 /// The kernel drops an inode's pages after the answer to an open, in the process that opens. Another one's open

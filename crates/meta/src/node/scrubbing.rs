@@ -48,11 +48,13 @@ impl Shell {
             is_free && log.newest.is_some() && now.saturating_sub(log.verified_ms) >= period_ms
         };
         let Some(replica) = self.replicas.values().find(is_due) else { return };
+        let Some(newest) = &replica.log.newest else { return };
         let (partition, identity) = (replica.id(), Rc::clone(&replica.identity));
+        let newest = newest.position;
         self.snapshot_jobs.insert(partition, SnapshotJob::Scrub);
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
-            let scrubbed = jobs::run("scrub", move || scrub(&store, partition)).await;
+            let scrubbed = jobs::run("scrub", move || scrub(&store, partition, newest)).await;
             let rotten = scrubbed.ok().flatten();
             inbox.push(Event::SnapshotsScrubbed { partition, identity, rotten });
         });
@@ -83,15 +85,23 @@ impl Shell {
     }
 }
 
-/// Gives what has rotted and cannot be spared; what can is set aside. `None` if not all could be looked at.
-/// Blocking.
-fn scrub(store: &SnapshotStore, partition: PartitionId) -> Option<Vec<LogPosition>> {
+/// Gives what has rotted and cannot be spared; what can is set aside, as the one at `newest`, which peers may ask for and
+/// the log begins behind, is good. `None` if not all could be looked at. Blocking.
+fn scrub(
+    store: &SnapshotStore,
+    partition: PartitionId,
+    newest: LogPosition,
+) -> Option<Vec<LogPosition>> {
     let verified = store.verify(partition);
     let verified = verified
         .inspect_err(|error| warn!(%partition, %error, "snapshots cannot be read again now"))
         .ok()?;
-    let newest_is_good = matches!(verified.first(), Some((_, Ok(()))));
+    let newest_is_good = verified.iter().any(|(at, result)| *at == newest && result.is_ok());
     let (mut rotten, mut is_complete) = (Vec::new(), true);
+    if !verified.iter().any(|(at, _)| *at == newest) {
+        warn!(%partition, position = ?newest, "a snapshot is missing");
+        rotten.push(newest);
+    }
     for (position, result) in verified {
         let Err(error) = result else { continue };
         let source = std::error::Error::source(&error);
@@ -168,14 +178,20 @@ mod tests {
             bytes[20] ^= 1;
             std::fs::write(path(index), bytes).unwrap();
         };
-        assert_eq!(scrub(&store, PARTITION), Some(vec![]));
+        let scrub = |newest| super::scrub(&store, PARTITION, at(newest));
+        assert_eq!(scrub(40), Some(vec![]));
         flip(40);
-        assert_eq!(scrub(&store, PARTITION), Some(vec![at(40)]));
+        assert_eq!(scrub(40), Some(vec![at(40)]));
         assert!(path(40).exists() && path(5).exists());
         flip(5);
-        assert_eq!(scrub(&store, PARTITION), Some(vec![at(40), at(5)]));
+        assert_eq!(scrub(40), Some(vec![at(40), at(5)]));
         write(&store, 300);
-        assert_eq!(scrub(&store, PARTITION), Some(vec![]));
+        assert_eq!(
+            scrub(200),
+            Some(vec![at(200), at(40), at(5)]),
+            "not the one that is counted on"
+        );
+        assert_eq!(scrub(300), Some(vec![]));
         assert!(!path(40).exists() && !path(5).exists(), "nobody needs them");
         assert_eq!(store.inspect(PARTITION).unwrap().snapshots, [at(300)]);
     }

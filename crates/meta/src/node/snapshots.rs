@@ -261,7 +261,9 @@ fn write(
     }
     // One of the same position has been replaced.
     for old in rotten.iter().filter(|old| **old != position) {
-        if let Err(error) = store.set_aside(partition, *old) {
+        if let Err(error) = store.set_aside(partition, *old)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
             warn!(%partition, ?old, %error, "cannot set a rotten snapshot aside");
         }
     }
