@@ -1,8 +1,8 @@
 //! A manager whose log or state cannot be used any more: it sets them aside, and takes part again as one whose
 //! directory is empty (docs/decisions/0010), when a majority of the others is there to go on with.
 //!
-//! Nothing is deleted: whoever loses more directories than the others can make up for may find in what was set
-//! aside what is nowhere else.
+//! What was set aside first is kept: whoever loses more directories than the others can make up for may find in it what
+//! is nowhere else.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use super::checkpoint::FILE as STATE_FILE;
 use super::{LOG_DIRECTORY, RunError};
 
-/// Kept of each, at most: a disk that goes on to damage what it gets is to be replaced, and is not to be filled.
+/// Kept of each, at most; the last one is replaced. A disk that goes on to damage what it gets is not to be filled.
 const KEPT: u32 = 8;
 
 impl RunError {
@@ -56,22 +56,32 @@ fn set_aside(directory: &Path, name: &str) -> Result<(), RunError> {
     }
 }
 
-/// Where it is then; `None` if there was nothing.
+/// Where it is then; `None` if there was nothing. The first ones stay, whatever comes.
 fn move_away(path: &Path) -> io::Result<Option<PathBuf>> {
     if !is_there(path)? {
         return Ok(None);
     }
-    for number in 1..=KEPT {
-        let aside = path.with_added_extension(format!("damaged.{number}"));
-        if !is_there(&aside)? {
-            disk::rename(path, &aside)?;
-            disk::sync_directory(path.parent().unwrap_or(path))?;
-            return Ok(Some(aside));
-        }
+    let aside = |number| path.with_added_extension(format!("damaged.{number}"));
+    let mut number = 1;
+    while number < KEPT && is_there(&aside(number))? {
+        number += 1;
     }
-    Err(io::Error::other(format!(
-        "{KEPT} were set aside before: look at the disk, and delete them"
-    )))
+    let aside = aside(number);
+    if is_there(&aside)? {
+        remove(&aside)?;
+    }
+    disk::rename(path, &aside)?;
+    disk::sync_directory(path.parent().unwrap_or(path))?;
+    Ok(Some(aside))
+}
+
+/// A file or a directory.
+fn remove(path: &Path) -> io::Result<()> {
+    match disk::list(path) {
+        Ok(_) => disk::remove_tree(path),
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => disk::remove(path),
+        Err(error) => Err(error),
+    }
 }
 
 fn is_there(path: &Path) -> io::Result<bool> {
@@ -79,5 +89,30 @@ fn is_there(path: &Path) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by the simulation (seed 110176): a manager on a disk that damaged its log again and again ended for good.
+    #[test]
+    fn the_first_that_were_set_aside_stay() {
+        let temp = tempfile::tempdir().unwrap();
+        let directory = temp.path();
+        for turn in 1..=20 {
+            std::fs::create_dir(directory.join("raft")).unwrap();
+            std::fs::write(directory.join("raft/log"), turn.to_string()).unwrap();
+            std::fs::write(directory.join("state"), turn.to_string()).unwrap();
+            for name in ["raft", "state"] {
+                assert!(move_away(&directory.join(name)).unwrap().is_some());
+                assert!(move_away(&directory.join(name)).unwrap().is_none());
+            }
+        }
+        let content = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
+        assert_eq!(content("raft.damaged.1/log") + &content("state.damaged.7"), "17");
+        assert_eq!(content("raft.damaged.8/log") + &content("state.damaged.8"), "2020");
+        assert_eq!(std::fs::read_dir(directory).unwrap().count(), 16);
     }
 }
