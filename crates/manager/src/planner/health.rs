@@ -55,6 +55,10 @@ pub fn meta_place(view: View<'_>, record: &MetaRecord, node: NodeId) -> Place {
     if let Some(reason) = node_reason(known) {
         return Place::Bad(reason);
     }
+    // It may have been damaged before it has said once that it is there.
+    if known.state.is_heard() && view.loads.has_damaged_meta(node, record.id) {
+        return Place::Bad(TaskReason::ReplicaLost(node));
+    }
     match in_service(view, known, record.id, record.created.contains(&node)) {
         // Its vote is lost with it: under the same id it must not come back (RELIABILITY.md 4.6).
         Place::Missing => Place::Bad(TaskReason::ReplicaLost(node)),

@@ -15,7 +15,7 @@
 //! member is lost      voters = members, no other node SetMembers: the others
 //! joining             it is no learner yet            step: learners = [joining]
 //! joining             it is a learner and current     SetMembers: joining for the bad one
-//! joining = none      voters differ from members      step: voters = members
+//! joining = none      voters differ from members      step: voters = members, if these can go on
 //! joining = none      voters = members                EndTask { done }
 //! ```
 
@@ -102,11 +102,13 @@ fn is_heard(view: View<'_>, node: NodeId) -> bool {
 fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
     let target = usize::from(view.policy.meta_replicas);
     let reason = bad_member(view, record).map(|(_, reason)| reason);
-    let few = (record.members.len() < target).then_some(TaskReason::TooFew);
-    // Without a leader nobody can join. A learner that was given up leaves first: made anew, it would
-    // lack what the group believes it to have.
-    let is_ready = |report: &MetaPartitionReport| report.learners.is_empty();
-    reason.or(few).filter(|_| leader_report(view, record).is_some_and(|(_, r)| is_ready(r)))
+    // Without a leader nobody can join.
+    let (_, report) = leader_report(view, record)?;
+    // Who is about to go may yet be the one to take in.
+    let is_few = record.members.len() < target && has_members(report, &record.members);
+    let few = is_few.then_some(TaskReason::TooFew);
+    // A learner that was given up leaves first: made anew, it would lack what the group believes it to have.
+    reason.or(few).filter(|_| report.learners.is_empty())
 }
 
 /// Who is to be replaced next. One that still serves, and has to go, waits for those that are lost: the group
@@ -156,8 +158,7 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
     };
     let is_late = view.unix_ms >= task.deadline_unix_ms;
     // One that was chosen as it had just been started may say later that it has a damaged replica.
-    let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_))
-        || view.loads.has_damaged_meta(owner, record.id);
+    let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_));
     let bad = bad_member(view, record).map(|(node, _)| node);
     let target = usize::from(view.policy.meta_replicas);
     let is_needless = bad.is_none() && record.members.len() >= target;
@@ -166,8 +167,10 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
     }
     // It says who the members are as soon as it has a vote, and a memory of it.
     let knows = view.loads.report(joining).and_then(|load| load.meta.get(&record.id));
-    let is_current = report.learners.contains(&joining) && report.current.contains(&joining);
-    if !is_current || !knows.is_some_and(|own| has_members(own, &record.members)) {
+    // One that was decided to go, and has not gone yet, is in already.
+    let is_in = report.learners.contains(&joining) || report.voters.contains(&joining);
+    let is_current = is_in && report.current.contains(&joining);
+    if !is_current || !knows.is_some_and(|own| has_members(own, &report.voters)) {
         return None;
     }
     let stay = record.members.iter().copied().filter(|node| Some(*node) != bad);
@@ -187,23 +190,46 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     if is_right || !joining.iter().all(is_there) {
         return None;
     }
-    // Whoever stays without replacement for another has to be there: with one of them away the group might
-    // make the change with the help of the one that it takes out, and stand still.
-    let is_there = |node: &NodeId| *node == leader || report.current.contains(node);
-    let is_shrunk = record.members.len() < usize::from(view.policy.meta_replicas);
-    if is_shrunk && joining.is_empty() && !record.members.iter().all(is_there) {
-        return None;
+    let ask = ask_order(view, Some(leader), &record.members);
+    let partition = record.id;
+    if !can_go_on(view, record, leader, report) {
+        // Who is to join may, beside all that are in: without it nobody might ever be able to go.
+        let learners: Vec<NodeId> =
+            joining.into_iter().filter(|node| !report.voters.contains(node)).collect();
+        let voters = report.voters.clone();
+        return (report.learners != learners).then_some(Step::SetMembers {
+            partition,
+            voters,
+            learners,
+            ask,
+        });
     }
     // One that takes itself out leaves an election behind: it hands over first.
     let current = |node: &&NodeId| report.voters.contains(node) && report.current.contains(node);
     if !record.members.contains(&leader)
         && let Some(to) = record.members.iter().find(current)
     {
-        return Some(Step::TransferLeader { partition: record.id, from: leader, to: *to });
+        return Some(Step::TransferLeader { partition, from: leader, to: *to });
     }
-    let ask = ask_order(view, Some(leader), &record.members);
-    let (partition, voters) = (record.id, record.members.clone());
+    let voters = record.members.clone();
     Some(Step::SetMembers { partition, voters, learners: joining, ask })
+}
+
+/// Whether those who stay can go on without those who go: the group might make the change with the help of whom it
+/// takes out, and stand still. Without replacement all who stay have to be there.
+fn can_go_on(
+    view: View<'_>,
+    record: &MetaRecord,
+    leader: NodeId,
+    report: &MetaPartitionReport,
+) -> bool {
+    if report.voters.iter().all(|voter| record.members.contains(voter)) {
+        return true;
+    }
+    let is_there = |node: &&NodeId| **node == leader || report.current.contains(node);
+    let (there, all) = (record.members.iter().filter(is_there).count(), record.members.len());
+    let is_shrunk = all < usize::from(view.policy.meta_replicas);
+    there >= if is_shrunk { all } else { all / 2 + 1 }
 }
 
 /// Whether the partition has all its replicas, in service and current, and each knows the others: only then

@@ -1,6 +1,7 @@
 //! What a manager does while it leads: passes of the planners, steps, waiting callers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use milpa_host::clock::{Instant, now_ms};
 use milpa_raft::{MultiRaft, ProposeError};
@@ -10,7 +11,7 @@ use tracing::{debug, info, warn};
 
 use super::event::{Event, Responder};
 use super::metrics::metrics;
-use super::replica::{Replica, Then};
+use super::replica::{GROUP, Replica, Then};
 use super::steps;
 use crate::config::Policy;
 use crate::core::{CommandV1, VolumeState};
@@ -163,16 +164,20 @@ impl Replica {
         leadership.pace.began_ms = now;
         leadership.pass_wanted = false;
         self.answer_waiting();
-        // Plans rest on the state: those of the last pass must be in it first.
-        if self.planned_pending == 0 {
-            self.pass(multi);
+        // Plans rest on the state: those of the last pass must be in it first, and what another leader has decided
+        // since this one was stopped.
+        let wait = Duration::from_millis(self.config.policy.task_deadline_ms);
+        let deadline = Instant::now() + wait;
+        if self.planned_pending == 0 && multi.lease_valid(GROUP, now_ms()) {
+            self.pass(multi, deadline);
         }
         if let Some(leadership) = &mut self.leadership {
             leadership.pace.ended_ms = now_ms();
         }
     }
 
-    fn pass(&mut self, multi: &mut MultiRaft) {
+    /// `deadline` is that of its steps.
+    fn pass(&mut self, multi: &mut MultiRaft, deadline: Instant) {
         let Some(leadership) = &mut self.leadership else { return };
         leadership.passes += 1;
         let view = view_of(&self.state, leadership, &self.config.policy);
@@ -193,13 +198,13 @@ impl Replica {
             }
         }
         for step in plan.steps {
-            self.start_step(step);
+            self.start_step(step, deadline);
         }
     }
 
     /// Asks a node, unless it is being asked, or too much is under way. What is not started now
     /// is planned again.
-    fn start_step(&mut self, step: Step) {
+    fn start_step(&mut self, step: Step, deadline: Instant) {
         let policy = &self.config.policy;
         let Some(leadership) = &mut self.leadership else { return };
         let (key, target) = (step.key(), step.target());
@@ -214,11 +219,10 @@ impl Replica {
         }
         leadership.in_flight.insert(key, target);
         let term = leadership.term;
-        let wait = std::time::Duration::from_millis(policy.task_deadline_ms);
         let addresses = self.node_addresses(&self.targets(&step));
         let (pool, inbox) = (self.pool.clone(), self.inbox.clone());
         tokio::task::spawn_local(async move {
-            let result = steps::perform(pool, addresses, step.clone(), wait).await;
+            let result = steps::perform(pool, addresses, step.clone(), deadline).await;
             // The loop is gone only when the process ends.
             let _ = inbox.send(Event::StepDone { term, step: Box::new(step), result }).await;
         });
@@ -316,7 +320,7 @@ impl Replica {
                 continue;
             };
             let lacks = lacking(view_of(&self.state, leadership, &self.config.policy), volume.id);
-            let margin = std::time::Duration::from_millis(ANSWER_MARGIN_MS);
+            let margin = Duration::from_millis(ANSWER_MARGIN_MS);
             let is_late = Instant::now() + margin >= waiting.responder.deadline();
             match lacks.first() {
                 None if volume.state == VolumeState::Ready => {

@@ -25,7 +25,8 @@ enum Answer {
     Failed(String),
 }
 
-/// Performs one step within its deadline. Where several nodes may lead, they are asked in turn.
+/// Performs one step by its deadline, which counts from when it was planned: a manager that was stopped in between is
+/// not to delete what another one has had made since. Where several nodes may lead, they are asked in turn.
 ///
 /// # Errors
 ///
@@ -34,9 +35,9 @@ pub(super) async fn perform(
     pool: Pool,
     addresses: BTreeMap<NodeId, SocketAddr>,
     step: Step,
-    wait: Duration,
+    deadline: Instant,
 ) -> Result<(), String> {
-    let caller = Caller { pool, addresses, deadline: Instant::now() + wait };
+    let caller = Caller { pool, addresses, deadline };
     match step {
         Step::CreateMeta { node, create } => {
             caller.ask_meta(vec![node], &MetaRequest::CreatePartition(create)).await

@@ -25,6 +25,8 @@ const PARTITIONS_MAX: usize = 10_000;
 const MEMBERS_MAX: usize = 14;
 /// The directory of a deleted partition goes when the log has long forgotten the group.
 const REMOVE_AFTER: Duration = Duration::from_secs(5);
+/// How often, and how far apart, it is tried to remove it.
+const REMOVE_TRIES: u32 = 100;
 /// How often, and how far apart, it is tried to note that a replica has joined its group.
 const NOTE_TRIES: u32 = 10;
 const NOTE_PAUSE: Duration = Duration::from_secs(1);
@@ -176,7 +178,9 @@ impl Shell {
         });
     }
 
-    /// The deletion is noted on disk: nothing can bring the replica back any more.
+    /// The deletion is noted on disk: nothing can bring the replica back any more. If it could not be noted for
+    /// certain, the next start may find the mark or not, and the replica must not have gone on meanwhile: without the
+    /// mark it is one whose log is lost, and deleted again.
     pub(crate) fn deletion_noted(
         &mut self,
         multi: &mut MultiRaft,
@@ -184,19 +188,17 @@ impl Shell {
         result: std::io::Result<()>,
         responder: Responder,
     ) {
-        if let Err(error) = result {
-            self.deleting.remove(&partition);
-            error!(%partition, %error, "cannot note a partition's deletion");
-            return responder.fail(MetaError::DiskFailed);
+        match &result {
+            Ok(()) => info!(%partition, "partition deleted"),
+            Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
         }
-        info!(%partition, "partition deleted");
         multi.remove_group(partition);
         self.damaged.remove(&partition);
         if let Some(mut replica) = self.replicas.remove(&partition) {
             replica.step_down();
         }
         self.remove_later(partition);
-        responder.send(&done());
+        responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
 
     /// Removes a deleted partition's directory, not before the log has forgotten the group: a log
@@ -206,13 +208,16 @@ impl Shell {
         self.deleting.insert(partition);
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
-            tokio::time::sleep(REMOVE_AFTER).await;
-            let removed = jobs::run("partitions", move || store.remove(partition)).await;
-            match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-                Ok(()) => inbox.push(Event::DirectoryRemoved { partition }),
-                // Nothing is made in its place before the next start, which sees the mark.
-                Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+            for _ in 0..REMOVE_TRIES {
+                tokio::time::sleep(REMOVE_AFTER).await;
+                let store = store.clone();
+                let removed = jobs::run("partitions", move || store.remove(partition)).await;
+                match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+                    Ok(()) => return inbox.push(Event::DirectoryRemoved { partition }),
+                    Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+                }
             }
+            // Nothing is made in its place before the next start, which sees the mark.
         });
     }
 

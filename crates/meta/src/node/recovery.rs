@@ -184,9 +184,11 @@ impl Shell {
         }
     }
 
-    fn remove_directory(&self, partition: PartitionId) {
+    /// What cannot be removed now is later; until then nothing is made in its place.
+    fn remove_directory(&mut self, partition: PartitionId) {
         if let Err(error) = self.ctx.store.remove(partition) {
             warn!(%partition, %error, "cannot remove the directory of a deleted partition");
+            self.remove_later(partition);
         }
     }
 }

@@ -113,9 +113,15 @@ impl SnapshotStore {
     ///
     /// # Errors
     ///
-    /// The disk's: the partition must not be used.
+    /// The disk's: the partition must not be used. Also while the mark of a replica that was deleted is there: the
+    /// next start would take this one for it.
     pub(crate) fn define(&self, definition: &CreateMetaPartition) -> io::Result<()> {
         let directory = self.of(definition.partition);
+        match disk::status(&directory.join(DELETED)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+            Ok(_) => return Err(io::Error::other("a replica that was deleted is still there")),
+        }
         disk::create_directory(&directory)?;
         disk::sync_directory(&self.directory)?;
         if definition.joins {
@@ -188,7 +194,11 @@ impl SnapshotStore {
             names => names?,
         };
         for name in names.iter().filter(|name| *name != DELETED) {
-            disk::remove(&directory.join(name))?;
+            // What is written there still may have removed it, or given it its name.
+            disk::remove(&directory.join(name)).or_else(|error| match error.kind() {
+                io::ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            })?;
         }
         disk::sync_directory(&directory)?;
         disk::remove_tree(&directory)?;
@@ -412,6 +422,19 @@ mod tests {
         store.remove(PartitionId(12)).unwrap();
         store.remove(PartitionId(12)).unwrap();
         assert_eq!(store.partitions().unwrap(), [PartitionId(3)]);
+    }
+
+    /// Found by a reader: a removal that failed at a start left the mark, and it took the next replica along.
+    #[test]
+    fn nothing_is_made_beside_the_mark_of_what_was_deleted() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().join("partitions")).unwrap();
+        store.define(&definition(3)).unwrap();
+        store.mark_deleted(PartitionId(3)).unwrap();
+        assert!(store.define(&definition(3)).is_err());
+        store.remove(PartitionId(3)).unwrap();
+        store.define(&definition(3)).unwrap();
+        assert!(!store.inspect(PartitionId(3)).unwrap().deleted);
     }
 
     #[test]

@@ -376,6 +376,79 @@ fn nobody_is_taken_out_while_one_who_stays_is_away() {
     assert_eq!(world.log.state.meta_partition(partition).unwrap().members.len(), 3);
 }
 
+/// Found by a reader: that somebody joins switched the rule off, and the one that was decided to go had come to itself
+/// meanwhile: it helped to take itself out, and the group was left with one who had died.
+#[test]
+fn one_that_comes_to_itself_takes_the_place_of_one_that_died_meanwhile() {
+    let mut world = roomy(3, 3);
+    let (node, partition) = (NodeId(103), PartitionId(1));
+    world.stuck.insert(partition);
+    let good = world.meta[&node][&partition].clone();
+    take_out(&mut world, node, partition);
+    world.down.insert(NodeId(102));
+    world.meta.get_mut(&node).unwrap().insert(partition, good);
+    world.stuck.clear();
+    for _ in 0..100 {
+        let plan = world.pass();
+        for step in &plan.steps {
+            let Step::SetMembers { partition: of, voters, .. } = step else { continue };
+            assert!(*of != partition || voters.contains(&node), "{step:?}");
+        }
+    }
+    world.wait(world.policy.dead_after_ms);
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((&record.members[..], record.joining), (&nodes(&[101, 103])[..], None));
+    assert_eq!(world.meta[&node][&partition].voters, nodes(&[101, 103]));
+}
+
+/// The same with a fourth node: it learns before anybody goes.
+#[test]
+fn a_new_one_learns_while_one_who_stays_is_away() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    let members = world.log.state.meta_partition(partition).unwrap().members.clone();
+    let (stays, away, goes) = (members[0], members[1], members[2]);
+    let new =
+        nodes(&[101, 102, 103, 104]).into_iter().find(|node| !members.contains(node)).unwrap();
+    world.down.insert(new);
+    world.stuck.insert(partition);
+    take_out(&mut world, goes, partition);
+    world.down = [away].into();
+    world.stuck.clear();
+    let mut learned = false;
+    for _ in 0..100 {
+        for step in &world.pass().steps {
+            let Step::SetMembers { partition: of, voters, learners, .. } = step else { continue };
+            let can_go_on = voters.contains(&goes) || voters.contains(&new);
+            assert!(*of != partition || can_go_on, "{step:?}");
+            learned |= *of == partition && learners.contains(&new);
+        }
+    }
+    world.wait(world.policy.dead_after_ms);
+    world.settle();
+    assert!(learned);
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert!(record.members.contains(&stays) && record.members.contains(&new), "{record:?}");
+    assert!(!record.members.contains(&away), "{record:?}");
+}
+
+/// A founder that is damaged before it has said once that it is there was waited for, for ever.
+#[test]
+fn a_founder_that_is_damaged_at_once_is_replaced() {
+    let mut world = World::new(4, 3);
+    world.log.volume("home", 3, 6);
+    let partition = PartitionId(1);
+    let node = world.log.state.meta_partition(partition).unwrap().members[1];
+    while !world.meta.get(&node).is_some_and(|held| held.contains_key(&partition)) {
+        world.pass();
+    }
+    damage(&mut world, node, partition);
+    world.settle();
+    check_whole_without(&world, NodeId(0));
+    assert!(!world.meta[&node].get(&partition).is_some_and(|report| report.is_damaged));
+}
+
 /// Damages a replica, until it is decided that the group goes on without it.
 fn take_out(world: &mut World, node: NodeId, partition: PartitionId) {
     damage(world, node, partition);
