@@ -286,8 +286,10 @@ impl Disk {
         let store = match store {
             Ok(store) => store,
             Err(problem) => {
-                // Kept on disk and out of the reports: the manager brings another replica.
+                // Kept on disk, with its log, and out of the reports: the next start may open it, or the manager brings
+                // another replica.
                 tracing::error!(partition = %id, problem, "the partition cannot be opened");
+                self.damaged.insert(id);
                 return;
             }
         };

@@ -503,3 +503,32 @@ fn members_that_are_in_doubt_and_one_that_copies_from_them_do_not_wait_for_each_
         cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
     });
 }
+
+/// Found by a reader: what could not be opened at a start, for lack of descriptors perhaps, was taken for deleted, and
+/// its Raft log was forgotten: then it voted as one that had never been there.
+#[test]
+fn a_replica_that_cannot_be_opened_once_keeps_its_log() {
+    run(async |cluster| {
+        let new = AppendTarget::New { token: 1 };
+        cluster.append_patiently(1, 1, new, &pattern(1, 100_000)).await;
+        for _ in 0..3 {
+            let leader = cluster.leader(&[1, 2, 3]).await;
+            cluster.kill_node(leader).await;
+            cluster.start_node(leader).await;
+        }
+        cluster.leader(&[1, 2, 3]).await;
+        let before = cluster.report(3).await.unwrap().term;
+        cluster.kill_nodes(&[1, 2, 3]).await;
+        let (label, aside) = (cluster.label_file(3), cluster.label_file(3).with_extension("aside"));
+        std::fs::rename(&label, &aside).unwrap();
+        std::fs::create_dir(&label).unwrap();
+        cluster.start_node(3).await;
+        assert!(cluster.report(3).await.is_none());
+        cluster.kill_node(3).await;
+        std::fs::remove_dir(&label).unwrap();
+        std::fs::rename(&aside, &label).unwrap();
+        cluster.start_node(3).await;
+        let after = nodes::until("it is there", async || cluster.report(3).await).await.term;
+        assert!(after >= before, "term {after}, and {before} before: it has forgotten its votes");
+    });
+}

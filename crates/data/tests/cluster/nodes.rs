@@ -545,6 +545,12 @@ impl Cluster {
         file.set_len(EXTENT_BYTES_MAX + 1024).unwrap();
     }
 
+    /// What says whose a replica's directory is.
+    pub fn label_file(&self, node: u32) -> PathBuf {
+        let place = format!("node{node}/disk{}/partitions/{PARTITION}/label", disk_of(node));
+        self.base.path().join(place)
+    }
+
     pub fn extent_file(&self, node: u32, extent: ExtentId) -> PathBuf {
         let disk = disk_of(node);
         let place =
