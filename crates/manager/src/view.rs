@@ -12,7 +12,7 @@ use crate::core::{
     DataRecord, Drain, MetaRecord, NodeRecord, SplitState, Task, VolumeRecord, VolumeState,
 };
 use crate::planner::View;
-use crate::planner::growth::{has_disk_room, is_filled_to};
+use crate::planner::growth::{has_disk_room, is_filled_to, stands_still};
 use crate::planner::members;
 use crate::planner::removal;
 use crate::planner::replace::target;
@@ -79,7 +79,9 @@ pub fn data_partition(view: View<'_>, record: &DataRecord) -> DataPartition {
 
 /// What taking new extents needs besides room in the partition itself.
 fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
-    view.loads.configuration(record).members.len() >= 2 && has_disk_room(view, record)
+    view.loads.configuration(record).members.len() >= 2
+        && !stands_still(view, record)
+        && has_disk_room(view, record)
 }
 
 /// What is being repaired and moved: replicas being made, then nodes and disks being emptied.

@@ -144,6 +144,11 @@ impl Disk {
                 let result = if same { Ok(()) } else { Err(DataError::Invalid) };
                 return answer_done(reply, result);
             }
+            let own = &partition.state.configuration;
+            if own.epoch > create.configuration.epoch && own.members.contains(&self.shared.node) {
+                // The managers have not heard yet that it was taken in.
+                return answer(reply, Err(DataError::Busy));
+            }
             self.damaged.insert(id);
         }
         if self.damaged.contains(&id) {

@@ -28,7 +28,9 @@ mod volume;
 pub use command::{Applied, Command, CommandV1, NewDataPartition, NewMetaPartition, Registration};
 pub(crate) use node::unknown_node;
 pub use node::{Drain, NodeRecord};
-pub use partition::{DataRecord, MetaRecord, PartitionKind, Removal, Replica, SplitState};
+pub use partition::{
+    DataRecord, MEMBERS_MIN, MetaRecord, PartitionKind, Removal, Replica, SplitState,
+};
 pub use snapshot::SnapshotError;
 pub use state::State;
 pub use task::{NewTask, Task, TaskReason};

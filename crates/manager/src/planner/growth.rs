@@ -5,12 +5,12 @@
 //! own range of 2^40 ids (DESIGN.md section 4), so each open one is watched: past the threshold it
 //! is cut off and one new slot opens, which keeps the number of open ones.
 
-use milpa_types::{Disk, InodeId, ManagerError, MetaSlot, PartitionId, Role};
+use milpa_types::{Disk, InodeId, ManagerError, MetaSlot, NodeId, NodeState, PartitionId, Role};
 
 use super::place::{has_room, place_many};
 use super::{Plan, View};
 use crate::core::{
-    CommandV1, DataRecord, MetaRecord, NewDataPartition, NewMetaPartition, SplitState,
+    CommandV1, DataRecord, MEMBERS_MIN, MetaRecord, NewDataPartition, NewMetaPartition, SplitState,
     VolumeRecord, VolumeState,
 };
 
@@ -41,8 +41,22 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
 fn needs_data_partitions(view: View<'_>, volume: &VolumeRecord) -> bool {
     view.state.data_of(volume.id).all(|record| {
         let is_filled = || is_filled_to(view, record, view.policy.nearly_full_percent);
-        view.loads.adopted(record).is_some() && (is_filled() || is_on_full_disk(view, record))
+        view.loads.adopted(record).is_some()
+            && (is_filled() || is_on_full_disk(view, record) || stands_still(view, record))
     })
+}
+
+/// Whether too many members are dead for a data partition to take anything: it is none that a volume has room in.
+#[must_use]
+pub fn stands_still(view: View<'_>, record: &DataRecord) -> bool {
+    let members = &view.loads.configuration(record).members;
+    let is_alive = |node: &&NodeId| {
+        view.state
+            .node(**node)
+            .is_some_and(|node| !node.is_removed && node.state != NodeState::Dead)
+    };
+    let alive = members.iter().filter(is_alive).count();
+    alive < MEMBERS_MIN || alive * 2 <= members.len()
 }
 
 /// Whether a data partition is filled to this share of its target, in bytes or in extents.

@@ -254,7 +254,10 @@ fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
             view.state.task(record.id).is_some_and(|task| task.place.node == replica.node);
         let is_first = data_place(view, record, replica.node) == Place::Coming;
         let is_member = configuration.members.contains(&replica.node);
-        if !is_first && (!is_made || is_member) {
+        // One that is decided may have been adopted by members whose reports are late, or do not come: then a blank
+        // replica counts.
+        let is_decided = record.configuration.members.contains(&replica.node);
+        if !is_first && (!is_made || is_member || is_decided) {
             continue;
         }
         if !is_member && !all_let_go(view, record, configuration, replica.node) {

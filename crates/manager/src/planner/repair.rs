@@ -16,10 +16,7 @@ use milpa_wire::data::{Configuration, DataPartitionReport};
 use super::health::{is_aligned, is_replaced};
 use super::replace::{has_enough_members, surplus};
 use super::{Plan, REPLICAS_PER_COMMAND, View};
-use crate::core::{CommandV1, DataRecord};
-
-/// The fewest members of a configuration.
-const MEMBERS_MIN: usize = 2;
+use crate::core::{CommandV1, DataRecord, MEMBERS_MIN};
 
 /// Plans configurations.
 pub fn plan(view: View<'_>, plan: &mut Plan) {

@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use milpa_types::{NodeId, Role};
+use milpa_types::{DiskId, NodeId, Role};
 
 use super::budget::Budget;
 use super::health::{Place, data_place, is_aligned};
@@ -131,15 +131,31 @@ fn begin(
         states.iter().filter(|(_, p)| p.counts()).map(|(r, _)| r.node).collect();
     let choices = view.policy.choices as usize;
     let seed = view.seed ^ record.id.0;
-    let allowed = |node: NodeId| budget.allows(node);
+    let allowed = |node: NodeId| budget.allows(node) && !is_left_on_fenced_disk(view, record, node);
     let offers = offers(topology, (&held, &kept), choices, seed, allowed)?;
     let Some((best, more)) = offers.split_first() else { return Ok(None) };
-    let place = best.place;
+    // An old copy goes on where it is.
+    let at = |place: Replica| {
+        let disk = left_at(view, record, place.node).unwrap_or(place.disk);
+        Replica { disk, ..place }
+    };
+    let place = at(best.place);
     topology.count(&[place], None);
     topology.count_making(place);
     let others = more.iter().filter(|offer| offer.is_nearly_as_good_as(best));
-    let others = others.map(|offer| offer.place).collect();
+    let others = others.map(|offer| at(offer.place)).collect();
     Ok(Some((reason.unwrap_or(TaskReason::TooFew), Choice { place, others })))
+}
+
+/// The disk on which a node has an old copy of the partition.
+fn left_at(view: View<'_>, record: &DataRecord, node: NodeId) -> Option<DiskId> {
+    view.loads.report(node)?.data.get(&record.id).map(|report| report.disk)
+}
+
+fn is_left_on_fenced_disk(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let Some(left) = left_at(view, record, node) else { return false };
+    let disks = view.state.node(node).map(|known| view.loads.disks(known)).unwrap_or_default();
+    disks.iter().any(|disk| disk.id == left && disk.fenced.is_some())
 }
 
 fn new_task(view: View<'_>, record: &DataRecord, place: Replica, reason: TaskReason) -> NewTask {

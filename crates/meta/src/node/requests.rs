@@ -133,7 +133,9 @@ impl Shell {
                 Outcome::Deferred(operation) => self.defer(partition, operation, responder),
             };
         }
+        // What was done before is not refused now.
         if makes_inodes(&command)
+            && replica.state.answered(&id).is_none()
             && let Some(refusal) = replica.lacks_room(now_ms())
         {
             return responder.fail(refusal);

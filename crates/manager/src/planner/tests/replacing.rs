@@ -334,6 +334,68 @@ fn a_failed_disk_is_replaced_at_once_and_a_drained_one_is_emptied() {
     assert_eq!(world.log.state.node(NodeId(105)).unwrap().state, NodeState::Active);
 }
 
+/// Found by a reader: a node whose disk had failed counted as a copy, as it was heard, and the node that was removed, and
+/// is refused for ever, was half of the majority.
+#[test]
+fn a_node_is_not_removed_that_is_needed_beside_one_whose_disk_has_failed() {
+    let mut world = roomy(3, 3);
+    let stopped = NodeId(106);
+    world.down.insert(stopped);
+    world.heartbeats();
+    let mut failed = disk(1);
+    failed.fenced = Some("flush failed: EIO".to_owned());
+    let node = Some(NodeId(105));
+    world.log.register(Registration {
+        node,
+        disks: vec![failed],
+        ..registration(Role::Data, 1001)
+    });
+    world.wait(4_000);
+    let refused = removal::check(world.view(), stopped).unwrap_err().to_string();
+    assert!(refused.contains("in service without node 106"), "{refused}");
+}
+
+/// Found by a reader: the copy that a node still had was filled, and it was written down that it was on another disk: when
+/// its own failed, nobody noticed.
+#[test]
+fn an_old_copy_is_made_whole_on_the_disk_where_it_is() {
+    let mut world = World::new(3, 4);
+    world.policy.dead_after_ms = 10_000;
+    for id in [104, 105, 106, 107].map(NodeId) {
+        let address = 1000 + id.0 - 104;
+        let disks = vec![disk(1), disk(2)];
+        world.log.register(Registration {
+            node: Some(id),
+            disks,
+            ..registration(Role::Data, address)
+        });
+    }
+    world.log.volume("home", 3, 6);
+    world.settle();
+    let lost = NodeId(104);
+    let before = world.data[&lost].clone();
+    assert!(!before.is_empty());
+    world.down.insert(lost);
+    world.wait(14_000);
+    world.settle();
+    check_whole_without(&world, lost);
+    // A node that it was replaced by dies, and it is back with what it had.
+    world.down.insert(NodeId(107));
+    world.wait(14_000);
+    world.data.insert(lost, before.clone());
+    world.down.remove(&lost);
+    world.settle();
+    let mut checked = 0;
+    for record in world.log.state.data_partitions() {
+        let (Some(at), Some(report)) = (record.disk_of(lost), before.get(&record.id)) else {
+            continue;
+        };
+        assert_eq!(at, report.disk, "partition {}", record.id);
+        checked += 1;
+    }
+    assert!(checked > 0);
+}
+
 #[test]
 fn a_task_that_is_late_or_whose_node_dies_is_given_up_and_planned_anew() {
     let mut world = roomy(3, 5);

@@ -1,6 +1,6 @@
 //! create, mkdir, mknod and symlink: a new inode and its dentry.
 
-use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, Name};
+use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, Name, VolumeOptions};
 use milpa_wire::meta::{Entry, MetaAnswer, MetaReply, NewInode, Step, StepOutcome};
 
 use super::super::Partition;
@@ -74,7 +74,7 @@ impl Partition {
         let Some(content) = create.content else {
             return Ok(());
         };
-        let fits = content.len() <= self.setup.options.inline_bytes() as usize;
+        let fits = content.len() <= VolumeOptions::INLINE_BYTES_MAX as usize;
         if fits && elsewhere.is_none() && create.inode.kind == FileKind::File {
             Ok(())
         } else {

@@ -7,7 +7,9 @@
 //! [`MetaError::StaleContent`] sends back a client that did not see another one's change. Bytes that power
 //! may still take do not replace others, which may have been synced: [`MetaError::ReplacesBytes`].
 
-use milpa_types::{Columns, FileKind, InodeId, MetaError, Segment, SessionId, Timestamp};
+use milpa_types::{
+    Columns, FileKind, InodeId, MetaError, Segment, SessionId, Timestamp, VolumeOptions,
+};
 use milpa_wire::meta::{FlushedFile, MARKS_MAX, MetaAnswer, MetaReply, Publish};
 
 use super::super::Partition;
@@ -94,7 +96,8 @@ impl Partition {
         }
         publish.segments.iter().chain(&publish.overwritten).try_for_each(check_segment)?;
         if let Some(content) = &publish.inline {
-            let fits = content.len() <= self.setup.options.inline_bytes() as usize;
+            // Not the volume's option: the writer may not have heard of another one yet, and would give its bytes up.
+            let fits = content.len() <= VolumeOptions::INLINE_BYTES_MAX as usize;
             return if fits && publish.segments.is_empty() {
                 Ok(())
             } else {

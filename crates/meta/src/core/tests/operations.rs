@@ -73,7 +73,7 @@ fn malformed_inodes_are_refused() {
         (Symlink, 0, None),
         (Symlink, 4096, None),
         (Directory, 0, Some(1)),
-        (File, 0, Some(513)),
+        (File, 0, Some(4097)),
     ] {
         let mut solo = Solo::new();
         let inode = NewInode { target: vec![b'x'; target], ..new_inode(kind) };
