@@ -151,6 +151,11 @@ impl Disk {
             }
             self.damaged.insert(id);
         }
+        let is_founder = create.configuration.members.contains(&self.shared.node);
+        if !is_founder && files::status(&self.extents.join(id.to_string())).is_ok() {
+            // What a crash left of one that was being removed.
+            self.damaged.insert(id);
+        }
         if self.damaged.contains(&id) {
             if create.configuration.members.contains(&self.shared.node) {
                 return answer(reply, Err(DataError::DiskFailed));

@@ -24,6 +24,8 @@ use milpa_wire::data::Configuration;
 use milpa_wire::frame::crc32c;
 use serde::{Deserialize, Serialize};
 
+use crate::store::is_shortage;
+
 const MAGIC: [u8; 4] = *b"MLPS";
 const FORMAT: u32 = 3;
 /// Its states are shorter.
@@ -128,7 +130,18 @@ pub(crate) fn load_all(directory: &Path) -> Result<States, String> {
         }
         let id =
             name.parse().map(PartitionId).map_err(|_| format!("{path:?} is no partition's"))?;
-        let bytes = disk::read(&path).map_err(|e| format!("cannot read {path:?}: {e}"))?;
+        let bytes = match disk::read(&path) {
+            Ok(bytes) => bytes,
+            // The next start may have what this one lacks.
+            Err(error) if is_shortage(&error) => {
+                return Err(format!("cannot read {path:?}: {error}"));
+            }
+            Err(error) => {
+                tracing::error!(partition = %id, ?path, %error, "the state of a replica cannot be read");
+                states.damaged.insert(id);
+                continue;
+            }
+        };
         match PartitionState::decode(&bytes) {
             Ok(state) if state.partition == id => states.whole.push(state),
             Ok(state) => {

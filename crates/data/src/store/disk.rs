@@ -280,6 +280,6 @@ impl OpenFiles {
 }
 
 /// Whether the process or the system has run out of what it needs to open or read any file.
-pub(super) fn is_shortage(error: &io::Error) -> bool {
+pub(crate) fn is_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

@@ -532,3 +532,26 @@ fn a_replica_that_cannot_be_opened_once_keeps_its_log() {
         assert!(after >= before, "term {after}, and {before} before: it has forgotten its votes");
     });
 }
+
+/// Found by a reader: a crash while a replica was removed left some of its files, and none could be made in its place.
+#[test]
+fn a_replica_is_made_where_a_crash_left_part_of_another() {
+    run(async |cluster| {
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &pattern(1, 100_000)).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let file = cluster.extent_file(3, extent);
+        let bytes = std::fs::read(&file).unwrap();
+        cluster.start_node(3).await;
+        cluster.drop_replica(3).await;
+        let directory = file.parent().unwrap();
+        nodes::until("it is removed", async || (!directory.exists()).then_some(())).await;
+        std::fs::create_dir(directory).unwrap();
+        std::fs::write(&file, bytes).unwrap();
+        cluster.configure(learning(3, 3), &[1, 2]).await;
+        cluster.create_replica(3, learning(3, 3)).await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+    });
+}
