@@ -183,19 +183,20 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     let (leader, report) = leader_report(view, record)?;
     let joining: Vec<NodeId> = record.joining.into_iter().collect();
     // A replica that does not exist yet cannot learn.
-    let is_there = |node: &NodeId| {
+    let has_it = |node: &NodeId| {
         view.loads.report(*node).is_some_and(|load| load.meta.contains_key(&record.id))
     };
     let is_right = has_members(report, &record.members) && report.learners == joining;
-    if is_right || !joining.iter().all(is_there) {
+    if is_right || !joining.iter().all(has_it) {
         return None;
     }
     let ask = ask_order(view, Some(leader), &record.members);
     let partition = record.id;
     if !can_go_on(view, record, leader, report) {
-        // Who is to join may, beside all that are in: without it nobody might ever be able to go.
+        // Who is to be in may learn, beside all that are: without it nobody might ever be able to go.
+        let to_be_in = record.members.iter().chain(&record.joining).copied();
         let learners: Vec<NodeId> =
-            joining.into_iter().filter(|node| !report.voters.contains(node)).collect();
+            to_be_in.filter(|node| !report.voters.contains(node) && has_it(node)).collect();
         let voters = report.voters.clone();
         return (report.learners != learners).then_some(Step::SetMembers {
             partition,

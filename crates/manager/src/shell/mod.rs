@@ -9,7 +9,7 @@
 //!
 //! `IDENTITY`, `LOCK`, `REJOINING` while it makes up for a lost one (milpa-host), `raft/` the log,
 //! `state.redb` the state as of some log index; `raft.damaged.N`, `state.redb.damaged.N` what was set
-//! aside ([`damage`]).
+//! aside (`damage`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

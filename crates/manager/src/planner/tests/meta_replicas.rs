@@ -433,6 +433,45 @@ fn a_new_one_learns_while_one_who_stays_is_away() {
     assert!(!record.members.contains(&away), "{record:?}");
 }
 
+/// Found by the simulation (seed 140135): while a member that was decided, and had learned all, was away for a moment, the
+/// group was told to let it go as a learner, and could never go on to it.
+#[test]
+fn one_that_is_decided_goes_on_learning_while_the_group_cannot_go_on_to_it() {
+    let mut world = roomy(4, 3);
+    let partition = PartitionId(1);
+    let members = world.log.state.meta_partition(partition).unwrap().members.clone();
+    let (stays, away, dead) = (members[0], members[1], members[2]);
+    let new =
+        nodes(&[101, 102, 103, 104]).into_iter().find(|node| !members.contains(node)).unwrap();
+    world.down.insert(dead);
+    for _ in 0..200 {
+        world.pass();
+        if world.log.state.meta_partition(partition).unwrap().members.contains(&new) {
+            break;
+        }
+        let learns = world
+            .meta
+            .values()
+            .any(|held| held.get(&partition).is_some_and(|report| report.learners.contains(&new)));
+        if learns {
+            world.stuck.insert(partition);
+        }
+    }
+    assert!(world.log.state.meta_partition(partition).unwrap().members.contains(&new));
+    world.down = [away, new].into();
+    world.stuck.clear();
+    world.wait(2_000);
+    world.down = [away].into();
+    world.wait(2_000);
+    let voters = |world: &World| world.meta[&stays][&partition].voters.clone();
+    assert!(voters(&world).contains(&new), "{:?}", voters(&world));
+    world.down.clear();
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None), "{record:?}");
+    assert!(world.log.state.tasks().next().is_none());
+}
+
 /// A founder that is damaged before it has said once that it is there was waited for, for ever.
 #[test]
 fn a_founder_that_is_damaged_at_once_is_replaced() {

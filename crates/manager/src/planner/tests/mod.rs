@@ -74,8 +74,8 @@ impl World {
             if up.len() * 2 <= newest.voters.len() {
                 continue;
             }
-            let everybody = up.iter().chain(&newest.learners);
-            let everybody: Vec<NodeId> = everybody.copied().collect();
+            let learners = newest.learners.iter().filter(|node| !self.down.contains(node));
+            let everybody: Vec<NodeId> = up.iter().chain(learners).copied().collect();
             for node in &everybody {
                 let Some(report) = self.meta.get_mut(node).and_then(|held| held.get_mut(&group))
                 else {
