@@ -31,6 +31,11 @@ fn named_by_us(asked: Instant) -> Instant {
     if asked.elapsed() < FRESH { Instant::now() } else { asked }
 }
 
+/// An empty file's layout need not be asked for.
+fn empty(attributes: Attributes) -> Found {
+    Found::Fresh(attributes, milpa_wire::meta::Content::Segments(Vec::new()))
+}
+
 /// What is to be created.
 pub(crate) struct NewEntry {
     pub kind: FileKind,
@@ -225,32 +230,31 @@ impl Inner {
         let mut new = NewEntry::of(FileKind::File, creation);
         new.open_existing = !flags.exclusive;
         let asked = Instant::now();
-        let attributes = self.make(parent, name, new).await?;
-        let is_empty =
-            attributes.kind == FileKind::File && attributes.size == 0 && attributes.allocated == 0;
+        let made = self.make(parent, name, new).await?;
+        let is_empty = made.kind == FileKind::File && made.size == 0 && made.allocated == 0;
+        let is_open_here = self.files.get(made.inode).is_some();
         // Since the answer was made: here by whom it was open for and is not any more, or by others, as it took so long.
-        let may_be_written = self.files.get(attributes.inode).is_some()
-            || self.pages.knows(attributes.inode)
-            || asked.elapsed() >= FRESH;
-        // An empty file's layout need not be asked for.
-        let empty = Found::Fresh(attributes, milpa_wire::meta::Content::Segments(Vec::new()));
+        let may_be_written =
+            is_open_here || self.pages.knows(made.inode) || asked.elapsed() >= FRESH;
         if is_empty && !may_be_written {
-            return self.open_found(attributes.inode, flags, empty);
+            return self.open_found(made.inode, flags, empty(made));
         }
         // What was empty then is not to lose what came later.
-        let has_content = !is_empty || self.files.get(attributes.inode).is_some();
-        let truncate = flags.truncate && !flags.exclusive && has_content;
-        match self.open(attributes.inode, OpenFlags { truncate, ..flags }).await {
+        let truncate = flags.truncate && !flags.exclusive && (!is_empty || is_open_here);
+        match self.open(made.inode, OpenFlags { truncate, ..flags }).await {
             // It is made: who is told otherwise tries again, and hears that somebody else has made it.
-            Err(error) if flags.exclusive && error.may_pass() => {
-                let opened = self.open_found(attributes.inode, flags, empty)?;
-                if let Some(file) = self.files.get(attributes.inode) {
-                    file.shared().content.stale = true;
-                }
-                Ok(opened)
-            }
+            Err(error) if flags.exclusive && error.may_pass() => self.open_unseen(made, flags),
             opened => opened,
         }
+    }
+
+    /// Opens a file of which no more is known than that it was made: what it holds is asked for by whoever reads it.
+    fn open_unseen(&self, made: Attributes, flags: OpenFlags) -> Result<OpenFile, FsError> {
+        let opened = self.open_found(made.inode, flags, empty(made))?;
+        if let Some(file) = self.files.get(made.inode) {
+            file.shared().content.stale = true;
+        }
+        Ok(opened)
     }
 
     pub(crate) async fn link(

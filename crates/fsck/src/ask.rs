@@ -1,7 +1,6 @@
 //! Asks the servers of a volume, and finds those who lead.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::error::Error;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -54,19 +53,6 @@ pub(crate) enum FsckError {
         /// Who.
         whom: String,
     },
-}
-
-impl FsckError {
-    /// The error and what it comes from, in one line.
-    pub(crate) fn with_sources(&self) -> String {
-        let mut text = self.to_string();
-        let mut next = self.source();
-        while let Some(source) = next {
-            text = format!("{text}: {source}");
-            next = source.source();
-        }
-        text
-    }
 }
 
 /// The servers of one volume.

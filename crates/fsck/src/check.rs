@@ -2,6 +2,7 @@
 
 use milpa_host::clock::Instant;
 use milpa_host::managers::Managers;
+use milpa_host::telemetry::with_sources;
 use milpa_types::{MetaPartition, Volume, VolumeView};
 use serde::Serialize;
 
@@ -89,7 +90,7 @@ pub async fn check(
         findings: found.findings,
         unlisted: found.unlisted,
         unjudged: found.unjudged,
-        incomplete: outcome.err().map(|error| error.with_sources()),
+        incomplete: outcome.err().map(|error| with_sources(&error)),
         seconds: started.elapsed().as_secs_f64(),
     }
 }

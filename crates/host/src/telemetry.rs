@@ -38,6 +38,18 @@ pub fn init_logs() {
     }
 }
 
+/// An error and what it comes from, in one line of a log.
+#[must_use]
+pub fn with_sources(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text = format!("{text}: {source}");
+        next = source.source();
+    }
+    text
+}
+
 /// The registry of this process. Register each metric once, when its owner is made.
 pub fn registry() -> MutexGuard<'static, Registry> {
     static REGISTRY: OnceLock<Mutex<Registry>> = OnceLock::new();

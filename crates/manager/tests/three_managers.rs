@@ -158,9 +158,7 @@ fn everything_is_there_after_a_restart_of_all() {
         swapped.peers.swap(0, 1);
         let error = refused(swapped, cluster::CLUSTER).await.unwrap_err().to_string();
         assert!(error.contains("is the directory of manager 1, not 2"), "{error}");
-        let mut alone = good.clone();
-        alone.peers.truncate(1);
-        alone.http_peers.clear();
+        let alone = alone(&good);
         let error = refused(alone, cluster::CLUSTER).await.unwrap_err().to_string();
         assert!(error.contains("managers cannot be added or taken away"), "{error}");
         let mut taken = good.clone();
@@ -229,9 +227,7 @@ fn the_only_manager_says_what_is_damaged_and_that_nobody_has_it_else() {
     run(async {
         let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
         cluster.stop(0).await;
-        let mut alone = cluster.configs[0].clone();
-        alone.peers.truncate(1);
-        alone.http_peers.clear();
+        let alone = alone(&cluster.configs[0]);
         rot(&alone.directory.join("raft"));
         let forever = std::future::pending();
         let ended =
@@ -284,6 +280,14 @@ fn a_damaged_state_is_made_again_from_a_log_that_has_all_of_it() {
         assert!(directory.join("state.redb.damaged.1").exists());
         assert!(!directory.join("raft.damaged.1").exists());
     });
+}
+
+/// The settings of a manager, as if there were no other.
+fn alone(config: &milpa_manager::ManagerConfig) -> milpa_manager::ManagerConfig {
+    let mut alone = config.clone();
+    alone.peers.truncate(1);
+    alone.http_peers.clear();
+    alone
 }
 
 /// A bit in every third block that holds something.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use milpa_client::ClientConfig;
 use milpa_data::{DataNodeConfig, DiskConfig};
 use milpa_host::keys::Key;
+use milpa_host::telemetry::with_sources;
 use milpa_manager::ManagerConfig;
 use milpa_meta::MetaNodeConfig;
 use milpa_types::{ClusterId, VolumeOptions};
@@ -126,15 +127,8 @@ fn lives(options: &Options) -> (u64, u64) {
 }
 
 /// The end of a node in words, causes and all.
-fn ended_as<E: std::error::Error>(ended: Result<(), E>) -> String {
-    let Err(error) = ended else { return "ended".to_owned() };
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
+fn ended_as<E: std::error::Error + 'static>(ended: Result<(), E>) -> String {
+    ended.map_or_else(|error| with_sources(&error), |()| "ended".to_owned())
 }
 
 pub(crate) fn volume_options(options: &Options) -> VolumeOptions {

@@ -11,7 +11,7 @@ use milpa_host::disk as files;
 use milpa_host::rpc::Reply;
 use milpa_raft::{GroupStart, LogPosition, Role as RaftRole};
 use milpa_types::{DataError, NodeId, PartitionId, VolumeId};
-use milpa_wire::data::CreateDataPartition;
+use milpa_wire::data::{Configuration, CreateDataPartition};
 use tokio::sync::oneshot::{Receiver, channel};
 
 use crate::DataNodeConfig;
@@ -137,27 +137,28 @@ impl Disk {
         if self.wiping.contains(&id) {
             return answer(reply, Err(DataError::Busy));
         }
+        let is_member =
+            |configuration: &Configuration| configuration.members.contains(&self.shared.node);
+        let makes_member = is_member(&create.configuration);
         if let Some(partition) = self.partitions.get(&id) {
             let same = partition.state.volume == create.volume;
-            let member = create.configuration.members.contains(&self.shared.node);
-            if partition.broken.is_none() || member {
+            if partition.broken.is_none() || makes_member {
                 let result = if same { Ok(()) } else { Err(DataError::Invalid) };
                 return answer_done(reply, result);
             }
             let own = &partition.state.configuration;
-            if own.epoch > create.configuration.epoch && own.members.contains(&self.shared.node) {
+            if own.epoch > create.configuration.epoch && is_member(own) {
                 // The managers have not heard yet that it was taken in.
                 return answer(reply, Err(DataError::Busy));
             }
             self.damaged.insert(id);
         }
-        let is_founder = create.configuration.members.contains(&self.shared.node);
-        if !is_founder && files::status(&self.extents.join(id.to_string())).is_ok() {
+        if !makes_member && files::status(&self.extents.join(id.to_string())).is_ok() {
             // What a crash left of one that was being removed.
             self.damaged.insert(id);
         }
         if self.damaged.contains(&id) {
-            if create.configuration.members.contains(&self.shared.node) {
+            if makes_member {
                 return answer(reply, Err(DataError::DiskFailed));
             }
             // The group goes on without this replica: it may come back, blank.

@@ -142,11 +142,13 @@ pub(super) fn leader_report<'a>(
 }
 
 fn has_members(report: &MetaPartitionReport, members: &[NodeId]) -> bool {
-    let mut wanted = members.to_vec();
-    let mut voters = report.voters.clone();
-    wanted.sort_unstable();
-    voters.sort_unstable();
-    wanted == voters
+    are_same(&report.voters, members)
+}
+
+/// Whether these are the same nodes, in whatever order.
+fn are_same(one: &[NodeId], other: &[NodeId]) -> bool {
+    let sorted = |nodes: &[NodeId]| nodes.iter().copied().collect::<BTreeSet<NodeId>>();
+    sorted(one) == sorted(other)
 }
 
 fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1> {
@@ -198,7 +200,7 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
         let learners: Vec<NodeId> =
             to_be_in.filter(|node| !report.voters.contains(node) && has_it(node)).collect();
         let voters = report.voters.clone();
-        return (report.learners != learners).then_some(Step::SetMembers {
+        return (!are_same(&report.learners, &learners)).then_some(Step::SetMembers {
             partition,
             voters,
             learners,

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use milpa_host::disk::{self, File, Open};
+use milpa_host::telemetry::with_sources;
 use milpa_raft::SnapshotDescriptor;
 use redb::{Database, ReadableDatabase, StorageBackend, TableDefinition};
 
@@ -251,7 +252,7 @@ impl CheckpointStore {
         });
         match saved {
             Err(error) if error.is_damage() => {
-                let error = super::chain(&error);
+                let error = with_sources(&error);
                 tracing::warn!(error, "the state's file is damaged: it is written anew");
                 self.with_new(|database| write(database, state, descriptor))
             }

@@ -16,16 +16,17 @@ use bytes::Bytes;
 use milpa_host::clock::Instant;
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::Pool;
+use milpa_host::telemetry::with_sources;
 use milpa_raft::MultiRaft;
 use milpa_types::{ManagerError, NodeId, Role};
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
 use tokio::sync::mpsc;
 use tracing::{info, warn};
 
+use super::RunError;
 use super::access;
 use super::event::Event;
 use super::replica::GROUP;
-use super::{RunError, chain};
 
 /// Between two rounds of questions. Managers that are started together find each other within two.
 const ROUND_PAUSE: Duration = Duration::from_millis(50);
@@ -85,7 +86,7 @@ impl Circle<'_> {
     /// [`RunError::OnlyCopy`] if the others are no majority.
     pub async fn wait_until_others_go_on(&mut self, damage: RunError) -> Result<(), RunError> {
         let enough = self.managers.len() / 2 + 1;
-        let damage = chain(&damage);
+        let damage = with_sources(&damage);
         if self.others().count() < enough {
             return Err(RunError::OnlyCopy { damage });
         }

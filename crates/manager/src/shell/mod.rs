@@ -27,6 +27,7 @@ use milpa_host::keys::Key;
 use milpa_host::net::{self, Listener};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
+use milpa_host::telemetry::with_sources;
 use milpa_host::{disk, entropy};
 use milpa_raft::{
     DriveError, FileStorage, GroupStart, LogWriter, MultiRaft, RaftConfig, RaftDriver,
@@ -294,7 +295,10 @@ impl Opened {
         let (store, loaded) = match loaded {
             // Nothing was cut from the log yet.
             Err(error) if error.is_damage() && held.is_some_and(|group| group.mark.index <= 1) => {
-                warn!(error = %chain(&error), "the state is damaged; all of it is in the log");
+                warn!(
+                    error = with_sources(&error),
+                    "the state is damaged; all of it is in the log"
+                );
                 damage::set_state_aside(directory.path())?;
                 loaded_from(CheckpointStore::open(directory.path())?)?
             }
@@ -319,17 +323,6 @@ type Loaded = (CheckpointStore, Option<(State, SnapshotDescriptor)>);
 fn loaded_from(store: CheckpointStore) -> Result<Loaded, CheckpointError> {
     let loaded = store.load()?;
     Ok((store, loaded))
-}
-
-/// An error and what it comes from, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(source) = next {
-        text = format!("{text}: {source}");
-        next = source.source();
-    }
-    text
 }
 
 /// The managers' group, as the log had it.
