@@ -79,9 +79,7 @@ pub fn data_partition(view: View<'_>, record: &DataRecord) -> DataPartition {
 
 /// What taking new extents needs besides room in the partition itself.
 fn can_take_extents(view: View<'_>, record: &DataRecord) -> bool {
-    view.loads.configuration(record).members.len() >= 2
-        && !stands_still(view, record)
-        && has_disk_room(view, record)
+    !stands_still(view, record) && has_disk_room(view, record)
 }
 
 /// What is being repaired and moved: replicas being made, then nodes and disks being emptied.

@@ -292,7 +292,7 @@ impl State {
         for record in self.data.values() {
             let members = &record.configuration.members;
             let left = members.iter().filter(|member| !is_lost(member)).count();
-            if record.disk_of(node).is_some() && left < super::partition::MEMBERS_MIN {
+            if members.contains(&node) && left < super::partition::MEMBERS_MIN {
                 return refuse(format!(
                     "data partition {} has {left} copies in service without node {node}, and \
                      never goes below {}: bring back one of its nodes first",

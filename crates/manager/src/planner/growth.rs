@@ -27,7 +27,7 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
                 Ok(command) => plan.commands.push(command),
                 Err(error) => {
                     plan.problems.push(format!(
-                        "volume {:?} is nearly full, or its disks are: {error}",
+                        "volume {:?} or its disks are nearly full, or lost: {error}",
                         volume.name
                     ));
                 }
@@ -37,12 +37,12 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
 }
 
-/// Whether all partitions of a volume are nearly full, or on a disk that is, and none is on its way.
+/// Whether all partitions of a volume are nearly full, on a disk that is, or lost, and none is on its way.
 fn needs_data_partitions(view: View<'_>, volume: &VolumeRecord) -> bool {
     view.state.data_of(volume.id).all(|record| {
         let is_filled = || is_filled_to(view, record, view.policy.nearly_full_percent);
-        view.loads.adopted(record).is_some()
-            && (is_filled() || is_on_full_disk(view, record) || stands_still(view, record))
+        let is_there = || view.loads.adopted(record).is_some();
+        stands_still(view, record) || is_there() && (is_filled() || is_on_full_disk(view, record))
     })
 }
 

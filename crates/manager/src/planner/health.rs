@@ -88,7 +88,8 @@ fn node_reason(known: &NodeRecord) -> Option<TaskReason> {
     }
 }
 
-fn disk_reason(view: View<'_>, known: &NodeRecord, disk: DiskId) -> Option<TaskReason> {
+/// Why nothing is to stay on a disk, if that is so.
+pub(super) fn disk_reason(view: View<'_>, known: &NodeRecord, disk: DiskId) -> Option<TaskReason> {
     let node = known.id;
     if known.disks_draining.contains_key(&disk) {
         return Some(TaskReason::DiskDraining(node, disk));

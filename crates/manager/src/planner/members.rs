@@ -108,7 +108,8 @@ fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
     let is_few = record.members.len() < target && has_members(report, &record.members);
     let few = is_few.then_some(TaskReason::TooFew);
     // A learner that was given up leaves first: made anew, it would lack what the group believes it to have.
-    reason.or(few).filter(|_| report.learners.is_empty())
+    // (One that is decided to be a member is none of these.)
+    reason.or(few).filter(|_| report.learners.iter().all(|it| record.members.contains(it)))
 }
 
 /// Who is to be replaced next. One that still serves, and has to go, waits for those that are lost: the group
@@ -155,12 +156,13 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
     let owner = task.place.node;
     let end = |done| Some(CommandV1::EndTask { partition: record.id, id: task.id, done });
     let (_, report) = leader_report(view, record)?;
-    let Some(joining) = record.joining else {
-        return if has_members(report, &record.members) { end(true) } else { None };
-    };
     let is_late = view.unix_ms >= task.deadline_unix_ms;
     // One that was chosen as it had just been started may say later that it has a damaged replica.
     let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_));
+    let Some(joining) = record.joining else {
+        let is_done = has_members(report, &record.members);
+        return if is_done || is_late || is_lost { end(is_done) } else { None };
+    };
     let bad = bad_member(view, record).map(|(node, _)| node);
     let target = usize::from(view.policy.meta_replicas);
     let is_needless = bad.is_none() && record.members.len() >= target;

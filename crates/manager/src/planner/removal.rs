@@ -5,9 +5,9 @@ use milpa_types::{ManagerError, NodeId, PartitionId, Role};
 use milpa_wire::meta::MetaPartitionReport;
 
 use super::View;
-use super::health::{Place, data_place};
 use super::members::leader_report;
-use crate::core::{DataRecord, MEMBERS_MIN, TaskReason};
+use super::repair::{can_serve, holds};
+use crate::core::MEMBERS_MIN;
 
 /// Meta partitions that are to have other members than this node, and whose groups may not know it yet.
 pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = PartitionId> {
@@ -26,21 +26,6 @@ pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = Partitio
     changing.filter_map(move |record| may_count(record.id))
 }
 
-/// Whether a member has its replica, on a disk that works, whether or not it is to stay.
-fn serves(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
-    let is_draining =
-        |reason| matches!(reason, TaskReason::NodeDraining(_) | TaskReason::DiskDraining(..));
-    let (load, known) = (view.loads.report(node), view.state.node(node));
-    let is_there = load.is_some_and(|load| load.data.contains_key(&record.id))
-        && known.is_some_and(|known| known.state.is_heard());
-    is_there
-        && match data_place(view, record, node) {
-            Place::Good => true,
-            Place::Bad(reason) => is_draining(reason),
-            Place::Coming | Place::Away | Place::Missing => false,
-        }
-}
-
 /// Refuses to let go of a node that a group may need to make its change. The state is asked now too, not only
 /// when the command is applied: a change of members that is decided in between would hide the node from it.
 ///
@@ -51,11 +36,12 @@ pub fn check(view: View<'_>, node: NodeId) -> Result<(), ManagerError> {
     if let Some(problem) = view.state.removal_problem(node) {
         return Err(problem);
     }
-    for record in view.state.data_partitions().filter(|record| record.disk_of(node).is_some()) {
+    for record in view.state.data_partitions() {
         let members = &view.loads.configuration(record).members;
-        let stays = |other: &&NodeId| **other != node && serves(view, record, **other);
-        let left = members.iter().filter(stays).count();
-        if left < MEMBERS_MIN || left * 2 <= members.len() {
+        let serves = |other: NodeId| holds(view, record, other) && can_serve(view, record, other);
+        let left = members.iter().filter(|other| **other != node && serves(**other)).count();
+        let is_too_few = left < MEMBERS_MIN || left * 2 <= members.len();
+        if members.contains(&node) && is_too_few {
             return Err(ManagerError::Refused {
                 reason: format!(
                     "data partition {} has {left} of {} copies in service without node {node}, and needs {}: bring \

@@ -188,11 +188,11 @@ fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
 }
 
 /// Whether a node reports the replica. Of a leader's first moments nothing follows: it has not heard all.
-fn holds(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+pub(super) fn holds(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     view.loads.report(node).is_some_and(|load| load.data.contains_key(&record.id))
 }
 
-fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+pub(super) fn can_serve(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let Some(known) = view.state.node(node) else { return false };
     let disk = record.disk_of(node);
     let is_fenced =

@@ -13,11 +13,11 @@
 
 use std::collections::BTreeSet;
 
-use milpa_types::{DiskId, NodeId, Role};
+use milpa_types::{Disk, DiskId, NodeId, Role};
 
 use super::budget::Budget;
-use super::health::{Place, data_place, is_aligned};
-use super::place::{Shortage, Topology, offers};
+use super::health::{Place, data_place, disk_reason, is_aligned};
+use super::place::{Shortage, Topology, has_room, offers};
 use super::spread::{Choice, spread};
 use super::{Plan, View};
 use crate::core::{CommandV1, DataRecord, NewTask, Replica, Task, TaskReason};
@@ -131,7 +131,7 @@ fn begin(
         states.iter().filter(|(_, p)| p.counts()).map(|(r, _)| r.node).collect();
     let choices = view.policy.choices as usize;
     let seed = view.seed ^ record.id.0;
-    let allowed = |node: NodeId| budget.allows(node) && !is_left_on_fenced_disk(view, record, node);
+    let allowed = |node: NodeId| budget.allows(node) && !is_left_on_bad_disk(view, record, node);
     let offers = offers(topology, (&held, &kept), choices, seed, allowed)?;
     let Some((best, more)) = offers.split_first() else { return Ok(None) };
     // An old copy goes on where it is.
@@ -152,10 +152,13 @@ fn left_at(view: View<'_>, record: &DataRecord, node: NodeId) -> Option<DiskId> 
     view.loads.report(node)?.data.get(&record.id).map(|report| report.disk)
 }
 
-fn is_left_on_fenced_disk(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
-    let Some(left) = left_at(view, record, node) else { return false };
-    let disks = view.state.node(node).map(|known| view.loads.disks(known)).unwrap_or_default();
-    disks.iter().any(|disk| disk.id == left && disk.fenced.is_some())
+/// Whether that is where nothing is to stay, or nothing more has room.
+fn is_left_on_bad_disk(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let (Some(left), Some(known)) = (left_at(view, record, node), view.state.node(node)) else {
+        return false;
+    };
+    let has_no_room = |disk: &Disk| disk.id == left && !has_room(view.policy, disk);
+    disk_reason(view, known, left).is_some() || view.loads.disks(known).iter().any(has_no_room)
 }
 
 fn new_task(view: View<'_>, record: &DataRecord, place: Replica, reason: TaskReason) -> NewTask {

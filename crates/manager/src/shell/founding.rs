@@ -60,6 +60,9 @@ enum Standing {
 /// What another manager said, or why it said nothing.
 type Said = (NodeId, Result<Standing, String>);
 
+/// What to say of a wait, and whom of the others it is not for.
+type Waiting = (&'static str, fn(&Result<Standing, String>) -> bool);
+
 /// The managers, as one of them sees them that has nothing yet that it could take part with.
 pub(super) struct Circle<'a> {
     pub own: NodeId,
@@ -75,7 +78,8 @@ impl Circle<'_> {
     pub async fn ask(&mut self) -> Beginning {
         let waiting = "this manager's directory is empty: it founds the cluster when all managers say \
             that they have nothing either, or takes part in the one that there is";
-        self.ask_until(Ok(ManagerAnswer::Founded(false)), waiting, judge).await
+        let is_heard = |said: &Result<Standing, String>| said.is_ok();
+        self.ask_until(Ok(ManagerAnswer::Founded(false)), (waiting, is_heard), judge).await
     }
 
     /// Returns when a majority of the others has a group that goes on. Fewer could not bring back what only this
@@ -97,7 +101,8 @@ impl Circle<'_> {
         );
         let waiting = "this manager cannot use what it has, and waits for a majority of the others";
         let judge = move |said: &[Said]| go_on(said, enough).then_some(());
-        self.ask_until(Err(ManagerError::Busy), waiting, judge).await;
+        let goes_on = |said: &Result<Standing, String>| *said == Ok(Standing::GoesOn);
+        self.ask_until(Err(ManagerError::Busy), (waiting, goes_on), judge).await;
         Ok(())
     }
 
@@ -108,7 +113,7 @@ impl Circle<'_> {
     async fn ask_until<T>(
         &mut self,
         own_answer: ManagerReply,
-        waiting: &'static str,
+        waiting: Waiting,
         judge: impl Fn(&[Said]) -> Option<T>,
     ) -> T {
         let others: Vec<_> = self.others().copied().collect();
@@ -127,7 +132,7 @@ impl Circle<'_> {
 async fn ask_others<T>(
     others: &[(NodeId, SocketAddr)],
     pool: &Pool,
-    waiting: &'static str,
+    (waiting, is_fine): Waiting,
     judge: impl Fn(&[Said]) -> Option<T>,
 ) -> T {
     let started = Instant::now();
@@ -137,11 +142,10 @@ async fn ask_others<T>(
         if let Some(judged) = judge(&said) {
             return judged;
         }
-        let silent: Vec<_> =
-            said.iter().filter_map(|(id, said)| Some((*id, said.as_ref().err()?))).collect();
-        let who: Vec<NodeId> = silent.iter().map(|(id, _)| *id).collect();
+        let missing: Vec<_> = said.iter().filter(|(_, said)| !is_fine(said)).collect();
+        let who: Vec<NodeId> = missing.iter().map(|(id, _)| *id).collect();
         if started.elapsed() >= SAY_AFTER && who != complained_of {
-            warn!(waits_for = ?silent, "{waiting}");
+            warn!(waits_for = ?missing, "{waiting}");
             complained_of = who;
         }
         tokio::time::sleep(ROUND_PAUSE).await;

@@ -135,8 +135,8 @@ impl Shell {
         }
         // What was done before is not refused now.
         if makes_inodes(&command)
-            && replica.state.answered(&id).is_none()
             && let Some(refusal) = replica.lacks_room(now_ms())
+            && replica.state.answered(&id).is_none()
         {
             return responder.fail(refusal);
         }

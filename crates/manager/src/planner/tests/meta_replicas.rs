@@ -472,6 +472,39 @@ fn one_that_is_decided_goes_on_learning_while_the_group_cannot_go_on_to_it() {
     assert!(world.log.state.tasks().next().is_none());
 }
 
+/// Found by a reviewer: the task of a replica that was decided, and died before the group had gone on to it, was never
+/// ended, and kept every other one from being made.
+#[test]
+fn another_is_made_when_one_that_is_decided_dies_before_the_group_has_gone_on_to_it() {
+    let mut world = roomy(6, 3);
+    let partition = PartitionId(1);
+    let members = world.log.state.meta_partition(partition).unwrap().members.clone();
+    let (stays, dies, leaving) = (members[0], members[1], members[2]);
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    let decided = |world: &World| {
+        let now = &world.log.state.meta_partition(partition).unwrap().members;
+        now.iter().copied().find(|node| !members.contains(node))
+    };
+    while decided(&world).is_none() {
+        let learns = |held: &BTreeMap<PartitionId, MetaPartitionReport>| {
+            held.get(&partition).is_some_and(|report| !report.learners.is_empty())
+        };
+        if world.meta.values().any(learns) {
+            world.stuck.insert(partition);
+        }
+        world.pass();
+    }
+    let new = decided(&world).unwrap();
+    world.down.extend([dies, new]);
+    world.pass();
+    world.stuck.clear();
+    world.wait(world.policy.dead_after_ms + 4_000);
+    world.settle();
+    let record = world.log.state.meta_partition(partition).unwrap();
+    assert!(record.members.contains(&stays), "{record:?}");
+    assert!(!record.members.iter().any(|node| world.down.contains(node)), "{record:?}");
+}
+
 /// A founder that is damaged before it has said once that it is there was waited for, for ever.
 #[test]
 fn a_founder_that_is_damaged_at_once_is_replaced() {

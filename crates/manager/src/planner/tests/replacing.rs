@@ -355,6 +355,29 @@ fn a_node_is_not_removed_that_is_needed_beside_one_whose_disk_has_failed() {
     assert!(refused.contains("in service without node 106"), "{refused}");
 }
 
+/// Found by a reader: partitions that had lost two of three copies counted as room, and the volume took nothing though
+/// there were nodes with room.
+#[test]
+fn a_volume_whose_partitions_all_stand_still_gets_others_and_not_without_end() {
+    let mut world = roomy(3, 3);
+    for address in 2_000..2_003 {
+        world.log.register(registration(Role::Data, address));
+    }
+    world.down = nodes(&[105, 106]).into_iter().collect();
+    world.wait(world.policy.dead_after_ms + 4_000);
+    world.settle();
+    let takes = |world: &World| {
+        let record = world.log.state.volume_by_name("home").unwrap();
+        let view = crate::view::volume(world.view(), record);
+        view.data.iter().map(|partition| partition.takes_extents).collect::<Vec<bool>>()
+    };
+    let before = takes(&world);
+    assert_eq!(before.iter().filter(|takes| !**takes).count(), 6, "those stand still");
+    assert!(before.len() > 6);
+    world.wait(20_000);
+    assert_eq!(takes(&world), before);
+}
+
 /// Found by a reader: the copy that a node still had was filled, and it was written down that it was on another disk: when
 /// its own failed, nobody noticed.
 #[test]
