@@ -36,6 +36,12 @@ pub struct NodeLoad {
 }
 
 impl NodeLoad {
+    /// For how long it has reported without a break.
+    #[must_use]
+    pub fn reporting_ms(&self, now_ms: u64) -> u64 {
+        self.reporting_since_ms.map_or(0, |since| now_ms.saturating_sub(since))
+    }
+
     /// Meta partitions of which it has a replica, damaged or not.
     pub fn meta_held(&self) -> impl Iterator<Item = PartitionId> {
         self.meta.keys().chain(&self.meta_damaged).copied()

@@ -109,6 +109,8 @@ pub enum DataRequest {
         partition: PartitionId,
         /// The new configuration; its epoch is one above the present one.
         configuration: Configuration,
+        /// Who of it will not come back with what it had: if others leave, the change does not wait for these.
+        lost: Vec<NodeId>,
     },
     /// From the manager, an operator or a member: what is held here.
     Report,

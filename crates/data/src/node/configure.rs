@@ -17,7 +17,13 @@ const MEMBERS_MAX: usize = 14;
 
 impl Disk {
     /// The manager's word to the group's leader.
-    pub fn configure(&mut self, id: PartitionId, wanted: Configuration, reply: Reply) {
+    pub fn configure(
+        &mut self,
+        id: PartitionId,
+        wanted: Configuration,
+        lost: &[NodeId],
+        reply: Reply,
+    ) {
         let node = self.shared.node;
         let partition = match self.partition(id) {
             Ok(partition) => partition,
@@ -39,7 +45,7 @@ impl Disk {
         if let Some(replies) = waiting_for(partition, &wanted) {
             return replies.push(reply);
         }
-        let proposed = self.propose_configuration(id, &wanted);
+        let proposed = self.propose_configuration(id, &wanted, lost);
         let waiting = Waiting::Configure { configuration: wanted, replies: vec![reply] };
         self.proposed(id, proposed, waiting);
     }
@@ -81,6 +87,7 @@ impl Disk {
         &mut self,
         id: PartitionId,
         wanted: &Configuration,
+        lost: &[NodeId],
     ) -> Result<LogPosition, ProposeError> {
         let (voters, mut learners) = (wanted.members.clone(), wanted.learners.clone());
         let members = self.driver.multi.status(id).map(|status| status.members);
@@ -92,7 +99,7 @@ impl Disk {
         }
         let change = MemberChange { voters, learners };
         let context = milpa_wire::encode(wanted).into();
-        match self.driver.multi.propose_change(id, &change, context) {
+        match self.driver.multi.propose_change(id, &change, lost, context) {
             // The same members, another primary: an ordinary entry says so.
             Err(ProposeError::BadChange { .. }) => {
                 let entry = encode_entry(&EntryHead::Configure(wanted.clone()), &[]);

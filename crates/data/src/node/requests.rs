@@ -65,8 +65,8 @@ impl Disk {
             }
             DataRequest::CreatePartition(create) => self.create_partition(create, reply),
             DataRequest::DeletePartition { partition } => self.delete_partition(partition, reply),
-            DataRequest::Configure { partition, configuration } => {
-                self.configure(partition, configuration, reply);
+            DataRequest::Configure { partition, configuration, lost } => {
+                self.configure(partition, configuration, &lost, reply);
             }
             DataRequest::Digest { partition, lengths } => self.digest(partition, lengths, reply),
             DataRequest::Freed { partition, epoch, extents } => {

@@ -329,7 +329,8 @@ impl Cluster {
         let wanted = &configuration;
         until("the configuration is committed", async || {
             let configuration = wanted.clone();
-            let request = DataRequest::Configure { partition: PARTITION, configuration };
+            let (partition, lost) = (PARTITION, Vec::new());
+            let request = DataRequest::Configure { partition, configuration, lost };
             for node in nodes {
                 if self.ask(&self.as_manager, *node, &request, Bytes::new()).await.is_ok() {
                     return Some(());

@@ -28,9 +28,8 @@ fn settled(view: View<'_>, role: Role) -> Option<BTreeMap<NodeId, u64>> {
         if node.state != NodeState::Active {
             continue;
         }
-        let since_ms = view.loads.report(node.id)?.reporting_since_ms?;
         // One that has just started may not have opened all its replicas.
-        if view.now_ms.saturating_sub(since_ms) < view.policy.silence_period_ms {
+        if view.loads.report(node.id)?.reporting_ms(view.now_ms) < view.policy.silence_period_ms {
             return None;
         }
         counts.insert(node.id, 0);

@@ -9,6 +9,7 @@ use milpa_wire::meta::{CreateMetaPartition, StateMark};
 
 use super::health::{Place, data_place, is_aligned};
 use super::members;
+use super::repair::lost_members;
 use super::replace::target;
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord, MetaRecord, PartitionKind, SplitState};
@@ -38,6 +39,8 @@ pub enum Step {
         partition: PartitionId,
         /// The configuration.
         configuration: Configuration,
+        /// Who of it is lost for good.
+        lost: Vec<NodeId>,
         /// Whom to ask, the likely leader first.
         ask: Vec<NodeId>,
     },
@@ -215,7 +218,8 @@ fn configure(view: View<'_>, record: &DataRecord) -> Option<Step> {
     }
     let ask = ask_order(view, view.loads.data_leader(record), &adopted.members);
     let (partition, configuration) = (record.id, record.configuration.clone());
-    Some(Step::Configure { partition, configuration, ask })
+    let lost = lost_members(view, record);
+    Some(Step::Configure { partition, configuration, lost, ask })
 }
 
 /// A replica is created only where none ever was: a second one under the same id would vote again

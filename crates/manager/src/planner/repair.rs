@@ -115,10 +115,9 @@ fn survivors_configuration(
     let own = &load.data.get(&record.id)?.configuration;
     let is_of_two =
         own.members.len() == 2 && adopted.members.iter().all(|n| own.members.contains(n));
-    let reporting_ms = load.reporting_since_ms.map_or(0, |since| view.now_ms.saturating_sub(since));
     let may = is_of_two
         && present.members.len() > 1
-        && is_lost(view, record, *lost, reporting_ms)
+        && is_lost(view, record, *lost, load.reporting_ms(view.now_ms))
         && view.state.is_whole(record.id, *survivor);
     may.then(|| Configuration {
         epoch: Epoch(present.epoch.0 + 1),
@@ -126,6 +125,14 @@ fn survivors_configuration(
         primary: *survivor,
         learners: Vec::new(),
     })
+}
+
+/// Who of the members-to-be will not come back with what it has: nobody who leaves waits for it.
+pub(super) fn lost_members(view: View<'_>, record: &DataRecord) -> Vec<NodeId> {
+    let leader = view.loads.data_leader(record).and_then(|node| view.loads.report(node));
+    let reporting_ms = leader.map_or(0, |load| load.reporting_ms(view.now_ms));
+    let members = record.configuration.members.iter().copied();
+    members.filter(|node| is_lost(view, record, *node, reporting_ms)).collect()
 }
 
 /// Whether a member will not come back with what it has. One of a dead node may: it is waited for as long
@@ -211,6 +218,5 @@ pub fn has_lost_replica(
 ) -> bool {
     let Some(load) = view.loads.report(node) else { return false };
     let held = load.data.contains_key(&partition) || load.meta.contains_key(&partition);
-    let reporting_ms = load.reporting_since_ms.map_or(0, |since| view.now_ms.saturating_sub(since));
-    is_created && !held && reporting_ms >= view.policy.silence_period_ms
+    is_created && !held && load.reporting_ms(view.now_ms) >= view.policy.silence_period_ms
 }

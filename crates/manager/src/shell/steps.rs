@@ -45,8 +45,9 @@ pub(super) async fn perform(
         Step::CreateData { node, create } => {
             caller.ask_data(vec![node], &DataRequest::CreatePartition(create)).await
         }
-        Step::Configure { partition, configuration, ask } => {
-            caller.ask_data(ask, &DataRequest::Configure { partition, configuration }).await
+        Step::Configure { partition, configuration, lost, ask } => {
+            let request = DataRequest::Configure { partition, configuration, lost };
+            caller.ask_data(ask, &request).await
         }
         Step::Split { partition, end, ask } => {
             caller.ask_meta(ask, &MetaRequest::Split { partition, end }).await

@@ -375,7 +375,7 @@ impl FakeNode {
             DataRequest::DeletePartition { partition } => {
                 self.data.borrow_mut().remove(&partition);
             }
-            DataRequest::Configure { partition, configuration } => {
+            DataRequest::Configure { partition, configuration, .. } => {
                 let own = self.data.borrow().get(&partition).cloned();
                 let own = own.ok_or(DataError::WrongPartition)?;
                 let hint = self.leader_of(&own);

@@ -280,7 +280,7 @@ impl Shell {
             return responder.fail(MetaError::Invalid);
         }
         info!(%partition, voters = ?change.voters, learners = ?change.learners, "members change");
-        match multi.propose_change(partition, change, bytes::Bytes::new()) {
+        match multi.propose_change(partition, change, &[], bytes::Bytes::new()) {
             // The present configuration is the one wanted.
             Ok(_) | Err(ProposeError::BadChange { .. }) => responder.send(&done()),
             Err(error) => responder.fail(refusal(&error)),

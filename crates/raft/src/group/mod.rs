@@ -98,9 +98,6 @@ struct Install {
     is_announced: bool,
 }
 
-/// So many election timeouts a change waits for those who stay; by then one of them may be lost for good.
-const HELD_BACK_MAX: u32 = 10;
-
 pub(crate) struct Group {
     id: PartitionId,
     node: NodeId,
@@ -130,8 +127,6 @@ pub(crate) struct Group {
     leader_heard_ms: Option<u64>,
     /// Leader: what was committed when the last election timeout but one ended, and when the last one did.
     commits: (u64, u64),
-    /// Leader: for so many election timeouts a change has been held back for those who stay.
-    held_back: u32,
     lease: Lease,
     install: Option<Install>,
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
@@ -218,7 +213,6 @@ impl Group {
             present,
             leader_heard_ms: None,
             commits: (0, 0),
-            held_back: 0,
             lease: Lease::default(),
             install: None,
             held: Vec::new(),
@@ -267,7 +261,6 @@ impl Group {
         // A new leader does not know what is committed: at most all that it has.
         let last = raft.raft_log.last_index();
         self.commits = (last, last);
-        self.held_back = 0;
         self.stagger();
     }
 
@@ -342,6 +335,7 @@ impl Group {
     pub(crate) fn propose_change(
         &mut self,
         change: &MemberChange,
+        lost: &[NodeId],
         context: &[u8],
     ) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
@@ -354,14 +348,10 @@ impl Group {
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);
-        if self.present.voters.iter().any(leaves)
-            && self.held_back <= HELD_BACK_MAX
-            && !self.majority_has_committed(&change.voters)
-        {
-            self.held_back = self.held_back.max(1);
+        let stay = change.voters.iter().filter(|node| !lost.contains(node));
+        if self.present.voters.iter().any(leaves) && !self.majority_has_committed(stay) {
             return Err(ProposeError::Busy { group: self.id });
         }
-        self.held_back = 0;
         let change = Change::between(&self.present, change, context);
         if change.steps.is_empty() {
             return Err(ProposeError::BadChange { group: self.id, reason: "nothing to change" });
@@ -378,7 +368,7 @@ impl Group {
     /// Whether a majority of these voters-to-be have what was committed an election timeout ago, or a little earlier (who is
     /// only slow is always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
     /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it.
-    fn majority_has_committed(&self, voters: &[NodeId]) -> bool {
+    fn majority_has_committed<'a>(&self, voters: impl Iterator<Item = &'a NodeId>) -> bool {
         let raft = &self.raw.raft;
         if !raft.commit_to_current_term() {
             return false;
@@ -388,7 +378,7 @@ impl Group {
             **node == self.node || progress.is_some_and(|it| it.matched >= self.commits.0)
         };
         // Those who learn as well. Who is not here yet gets the change with all that is before it.
-        let known: Vec<&NodeId> = voters.iter().filter(|it| self.present.contains(**it)).collect();
+        let known: Vec<&NodeId> = voters.filter(|it| self.present.contains(**it)).collect();
         known.is_empty() || known.iter().filter(|node| has(node)).count() > known.len() / 2
     }
 
@@ -504,7 +494,6 @@ impl Group {
         // So the library begins to count anew.
         if self.is_leader() && self.raw.raft.election_elapsed == 0 {
             self.commits = (self.commits.1, self.raw.raft.raft_log.committed);
-            self.held_back = self.held_back.saturating_add(u32::from(self.held_back > 0));
         }
         self.settle();
         has_ready || has_asked

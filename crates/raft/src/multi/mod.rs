@@ -331,22 +331,24 @@ impl MultiRaft {
         self.groups.get(&group).and_then(Group::leads_in)
     }
 
-    /// Starts a change to the configuration named. `context` comes out with it.
+    /// Starts a change to the configuration named. `context` comes out with it. One that takes voters out waits
+    /// until a majority of those who stay have what is committed, but for those who are `lost` for good.
     ///
     /// # Errors
     ///
-    /// [`ProposeError`]: nothing was written. `Busy` while another change is under way.
+    /// [`ProposeError`]: nothing was written. `Busy` while another change is under way, or this one has to wait.
     pub fn propose_change(
         &mut self,
         group: PartitionId,
         change: &MemberChange,
+        lost: &[NodeId],
         context: Bytes,
     ) -> Result<LogPosition, ProposeError> {
         let limit_bytes = self.setting.config.entry_bytes_max;
         if context.len() > limit_bytes {
             return Err(ProposeError::TooLarge { length_bytes: context.len(), limit_bytes });
         }
-        self.leading(group)?.propose_change(change, &context)
+        self.leading(group)?.propose_change(change, lost, &context)
     }
 
     /// Asks the leader, this node, to hand over. The lease ends at once and does not come back in

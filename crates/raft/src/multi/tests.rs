@@ -212,7 +212,7 @@ fn members_change_one_by_one_and_all_at_once_and_newcomers_get_a_snapshot() {
         let context = Bytes::from_static(b"why");
         world.until("who stays has what is committed", |world| {
             let Some(leader) = world.leader(1) else { return false };
-            world.multi(leader).propose_change(group, &change, context.clone()).is_ok()
+            world.multi(leader).propose_change(group, &change, &[], context.clone()).is_ok()
         });
         world.until("the change", |world| {
             world.leader(1).is_some_and(|leader| {
@@ -381,10 +381,10 @@ fn an_old_member_is_heard_until_a_joint_change_is_complete() {
     world.nodes[3].machines.entry(group).or_default();
     let nodes = |list: &[u32]| list.iter().map(|&i| NodeId(i)).collect::<Vec<_>>();
     let learns = MemberChange { voters: nodes(&[0, 1, 2]), learners: nodes(&[3]) };
-    world.multi(0).propose_change(group, &learns, Bytes::new()).unwrap();
+    world.multi(0).propose_change(group, &learns, &[], Bytes::new()).unwrap();
     world.until("it learns", |world| world.nodes[3].machines[&group].index > 2);
     let replaces = MemberChange { voters: nodes(&[0, 2, 3]), learners: vec![] };
-    world.multi(0).propose_change(group, &replaces, Bytes::new()).unwrap();
+    world.multi(0).propose_change(group, &replaces, &[], Bytes::new()).unwrap();
     world.until("both count", |world| world.multi(2).status(group).unwrap().members.is_joint());
     world.cut.extend(nodes(&[0, 1, 3]).into_iter().flat_map(|i| [(i, NodeId(2)), (NodeId(2), i)]));
     world.run(3000);
@@ -488,7 +488,7 @@ fn storm(seed: u64) -> World {
                 if let Some(leader) = world.leader(group) {
                     let context = Bytes::from(format!("members {round}"));
                     let multi = world.multi(leader);
-                    let _ = multi.propose_change(PartitionId(group), &change, context);
+                    let _ = multi.propose_change(PartitionId(group), &change, &[], context);
                 }
             }
             6 => {

@@ -189,7 +189,7 @@ impl World {
                 };
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }
-            Step::Configure { partition, configuration, ask } => {
+            Step::Configure { partition, configuration, ask, .. } => {
                 let reports = self.data.values().filter_map(|held| held.get(partition));
                 let newest = reports.map(|report| report.configuration.epoch).max();
                 let replicas = self.data.values_mut().filter_map(|held| held.get_mut(partition));

@@ -242,6 +242,37 @@ fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32
     assert_eq!(world.log.apply(command), Applied::Done);
 }
 
+/// Simulation, seed 37737: the group would wait for the one who stays.
+#[test]
+fn the_group_is_told_who_of_those_who_stay_is_lost() {
+    let mut world = settled();
+    let told = |world: &World| {
+        plan(world.view()).steps.into_iter().find_map(|step| match step {
+            Step::Configure { partition: PartitionId(4), lost, .. } => Some(lost),
+            _ => None,
+        })
+    };
+    let partition = PartitionId(4);
+    let present = world.data_record(4).configuration.clone();
+    let members = nodes(&[104, 105]);
+    let primary = NodeId(105);
+    let configuration = Configuration { epoch: Epoch(2), members, primary, ..present };
+    world.log.apply(CommandV1::SetConfiguration { partition, configuration });
+    world.now_ms += 200;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(vec![]), "both are there");
+    world.down.insert(NodeId(104));
+    world.now_ms += 3000;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(vec![]), "one that is silent may come back");
+    world.down.clear();
+    world.data.get_mut(&NodeId(104)).unwrap().remove(&partition);
+    world.heartbeats();
+    world.now_ms += world.policy.silence_period_ms;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(nodes(&[104])), "it has no replica");
+}
+
 /// Simulation, seed 30235: the two others had let go of it, and one of these did not know it yet. The blank
 /// one voted for that one, and what had been committed without it was overwritten.
 #[test]

@@ -24,7 +24,7 @@ fn leave_alone(world: &mut World, survivor: usize, lost: u32) {
         if let Some(leader) = world.leader(1) {
             let change = MemberChange { voters: voters.clone(), learners: vec![] };
             let why = Bytes::from_static(b"alone");
-            let _ = world.multi(leader).propose_change(GROUP, &change, why);
+            let _ = world.multi(leader).propose_change(GROUP, &change, &[], why);
         }
         false
     });
@@ -60,7 +60,7 @@ fn the_survivor_of_a_pair_has_everything_and_takes_in_another() {
             let wanted = Members::new(&change.voters, &change.learners);
             world.until("the new one", |world| {
                 let multi = world.multi(survivor);
-                let _ = multi.propose_change(GROUP, &change, Bytes::from_static(b"another"));
+                let _ = multi.propose_change(GROUP, &change, &[], Bytes::from_static(b"another"));
                 multi.status(GROUP).unwrap().members == wanted
             });
         }
@@ -120,7 +120,7 @@ fn a_lost_voter_that_comes_back_leads_nobody() {
             let leader = world.leader(1).filter(|leader| *leader == survivor);
             let Some(leader) = leader else { return false };
             let multi = world.multi(leader);
-            let _ = multi.propose_change(GROUP, &change, Bytes::from_static(b"back"));
+            let _ = multi.propose_change(GROUP, &change, &[], Bytes::from_static(b"back"));
             let last = world.nodes[survivor].machines[&GROUP].index;
             world.nodes[lost].machines[&GROUP].index == last
                 && world.multi(leader).status(GROUP).unwrap().members.learners == change.learners
@@ -162,14 +162,15 @@ fn who_may_be_one_of_three_goes_on_with_the_third() {
         world.multi(2).create_group(GROUP, &[], &[], false);
         world.nodes[2].machines.entry(GROUP).or_default();
         let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
-        world.multi(leader).propose_change(GROUP, &learns, Bytes::new()).unwrap();
+        world.multi(leader).propose_change(GROUP, &learns, &[], Bytes::new()).unwrap();
         world.until("it has all", |world| {
             world.nodes[2].machines[&GROUP].index > 15
                 && world.nodes[2].machines[&GROUP].index
                     == world.nodes[leader].machines[&GROUP].index
         });
         let joins = MemberChange { voters: nodes(&[0, 1, 2]), learners: vec![] };
-        let position = world.multi(leader).propose_change(GROUP, &joins, Bytes::new()).unwrap();
+        let position =
+            world.multi(leader).propose_change(GROUP, &joins, &[], Bytes::new()).unwrap();
         world.until("the survivor has the change", |world| {
             world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
         });
@@ -204,7 +205,7 @@ fn a_removal_that_was_proposed_in_vain_does_not_keep_the_survivor() {
     let lost = 1 - leader;
     world.crash(lost, FOR_GOOD_MS);
     let change = MemberChange { voters: vec![NodeId(leader as u32)], learners: vec![NodeId(2)] };
-    world.multi(leader).propose_change(GROUP, &change, Bytes::new()).unwrap();
+    world.multi(leader).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
     world.run(3000);
     assert_eq!(world.leader(1), None);
     leave_alone(&mut world, leader, lost as u32);
@@ -221,7 +222,8 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
         let (lost, survivor) = (leader, 1 - leader);
         let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect::<Vec<_>>();
         let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
-        let position = world.multi(leader).propose_change(GROUP, &learns, Bytes::new()).unwrap();
+        let position =
+            world.multi(leader).propose_change(GROUP, &learns, &[], Bytes::new()).unwrap();
         world.until("the survivor has the change", |world| {
             world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
         });
@@ -261,7 +263,7 @@ fn three(seed: u64) -> World {
 fn become_a_pair(world: &mut World) -> Machine {
     let before = world.nodes[0].machines[&GROUP].clone();
     let pair = MemberChange { voters: vec![NodeId(0), NodeId(1)], learners: vec![] };
-    let position = world.multi(0).propose_change(GROUP, &pair, Bytes::new()).unwrap();
+    let position = world.multi(0).propose_change(GROUP, &pair, &[], Bytes::new()).unwrap();
     world.until("it has the change", |world| {
         world.multi(0).status(GROUP).unwrap().persisted >= position.index
     });
@@ -335,7 +337,7 @@ fn the_lost_one_and_one_that_had_been_removed_lead_nobody_but_themselves() {
             let change = MemberChange { voters: vec![NodeId(1)], learners };
             world.until("it learns", |world| {
                 let multi = world.multi(1);
-                let _ = multi.propose_change(GROUP, &change, Bytes::from_static(b"back"));
+                let _ = multi.propose_change(GROUP, &change, &[], Bytes::from_static(b"back"));
                 let last = world.nodes[1].machines[&GROUP].clone();
                 let own = &world.nodes[learner as usize].machines[&GROUP];
                 own.index == last.index && own.applied == last.applied

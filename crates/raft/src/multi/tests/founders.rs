@@ -22,7 +22,7 @@ fn a_founder_that_is_removed_at_once_asks_for_no_votes() {
         let led_ms = world.now_ms;
         let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
         world.until("all have what is committed", |world| {
-            world.multi(0).propose_change(group, &change, Bytes::new()).is_ok()
+            world.multi(0).propose_change(group, &change, &[], Bytes::new()).is_ok()
         });
         world.until("the removal", |world| {
             !world.multi(0).status(group).unwrap().members.contains(NodeId(0))
@@ -83,7 +83,7 @@ fn nothing_is_put_behind_a_change_that_has_not_taken_effect() {
         world.run(50);
         let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
         world.multi(0).propose(group, Bytes::from_static(b"before")).unwrap();
-        world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+        world.multi(0).propose_change(group, &change, &[], Bytes::new()).unwrap();
         for _ in 0..200 {
             if world.multi(0).status(group).unwrap().members.contains(NodeId(0)) {
                 let behind = world.multi(0).propose(group, Bytes::from_static(b"behind"));
@@ -113,7 +113,7 @@ fn a_new_voter_knows_after_a_restart_that_it_is_one() {
             before = world.nodes[2].machines.get(&group).cloned();
             let change = MemberChange { voters: nodes(voters), learners: nodes(learners) };
             let wanted = Members::new(&change.voters, &change.learners);
-            world.multi(0).propose_change(group, &change, Bytes::new()).unwrap();
+            world.multi(0).propose_change(group, &change, &[], Bytes::new()).unwrap();
             world.until("the change", |world| {
                 let members =
                     |i: usize| world.nodes[i].multi.as_ref()?.status(group).map(|s| s.members);

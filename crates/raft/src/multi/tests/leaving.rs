@@ -39,11 +39,11 @@ fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
         voters: [0, 1, 2].into_iter().filter(|i| *i != left).map(NodeId).collect(),
         learners: vec![],
     };
-    let refused = world.multi(0).propose_change(GROUP, &without(1), Bytes::new());
+    let refused = world.multi(0).propose_change(GROUP, &without(1), &[], Bytes::new());
     assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
     world.cut.clear();
     world.until("the one behind has it all", |world| {
-        world.multi(0).propose_change(GROUP, &without(1), Bytes::new()).is_ok()
+        world.multi(0).propose_change(GROUP, &without(1), &[], Bytes::new()).is_ok()
     });
     world.until("it has left", |world| {
         world.multi(2).status(GROUP).unwrap().members.voters == [NodeId(0), NodeId(2)]
@@ -51,21 +51,20 @@ fn nobody_leaves_before_a_majority_of_those_who_stay_have_what_is_committed() {
     world.check();
 }
 
-/// The one who stays may be lost for good, and what to do about it is decided only when the other one has left
-/// (simulation, seed 37737).
+/// The one who stays is waited for however long it takes (simulation, seed 100074: after a few seconds it was not, and
+/// who had the change was lost); but not if it is lost for good (seed 37737).
 #[test]
-fn who_leaves_does_not_wait_for_ever() {
+fn who_leaves_waits_for_who_stays_unless_it_is_lost_for_good() {
     let mut world = led(25, 3);
     world.crash(2, 1 << 40);
     propose_slowly(&mut world);
     let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
-    let refused = world.multi(0).propose_change(GROUP, &change, Bytes::new());
-    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
-    let began_ms = world.now_ms;
-    world.until("it is taken", |world| {
-        world.multi(0).propose_change(GROUP, &change, Bytes::new()).is_ok()
-    });
-    assert!((4_000..8_000).contains(&(world.now_ms - began_ms)), "{}", world.now_ms - began_ms);
+    for _ in 0..20 {
+        let refused = world.multi(0).propose_change(GROUP, &change, &[], Bytes::new());
+        assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+        world.run(1_000);
+    }
+    world.multi(0).propose_change(GROUP, &change, &[NodeId(2)], Bytes::new()).unwrap();
 }
 
 /// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
@@ -78,7 +77,7 @@ fn who_is_away_may_leave_and_keeps_nobody() {
         propose_slowly(&mut world);
         let voters = (0..4).filter(|i| *i != left).map(NodeId).collect();
         let change = MemberChange { voters, learners: vec![] };
-        world.multi(0).propose_change(GROUP, &change, Bytes::new()).unwrap();
+        world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
         world.until("it has left", |world| {
             world.multi(1).status(GROUP).unwrap().members.voters == change.voters
         });
