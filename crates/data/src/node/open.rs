@@ -23,7 +23,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use crate::DiskConfig;
 use crate::store::files::DiskFiles;
-use crate::store::{ExtentStore, StoreDisk, StoreLimits};
+use crate::store::{ExtentStore, RecoveryReport, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
 use super::licence::Licence;
@@ -56,10 +56,13 @@ pub(crate) struct OpenedDisk {
     store_disk: Arc<StoreDisk>,
     wal: Wal,
     recovered: Recovered,
-    replicas: Vec<(PartitionState, Result<ExtentStore, String>)>,
+    replicas: Vec<(PartitionState, Result<Opened, String>)>,
     damaged: BTreeSet<PartitionId>,
     usage: Usage,
 }
+
+/// A partition's extents, and what opening them found.
+type Opened = (ExtentStore, RecoveryReport);
 
 /// Finds each disk's id: the one in its directory, or a free one. Written down where it is new.
 pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec<DiskId>, String> {
@@ -151,19 +154,19 @@ pub(crate) fn open_disk(
     for state in whole {
         let path = extents.join(state.partition.to_string());
         let opened = ExtentStore::open(&store_disk, &path, state.partition);
-        let store = opened.map_err(|error| error.to_string()).map(|(store, report)| {
-            log_recovery(state.partition, &report);
-            store
-        });
-        replicas.push((state, store));
+        let opened = opened.map_err(|error| error.to_string());
+        if let Ok((_, report)) = &opened {
+            log_recovery(state.partition, report);
+        }
+        replicas.push((state, opened));
     }
     let usage = Usage {
         space: files::space(&directory).ok(),
         device: files::status(&directory).map_or(0, |status| status.device),
         allocated_bytes: replicas
             .iter()
-            .flat_map(|(_, s)| s)
-            .map(ExtentStore::allocated_bytes)
+            .flat_map(|(_, opened)| opened)
+            .map(|(store, _)| store.allocated_bytes())
             .sum(),
         ..Usage::default()
     };
@@ -250,9 +253,9 @@ impl OpenedDisk {
             wiping: BTreeSet::new(),
             heard_ms: BTreeMap::new(),
         };
-        for (state, store) in self.replicas {
+        for (state, opened) in self.replicas {
             let refusal = refused.get(&state.partition).map(ToString::to_string);
-            disk.take_replica(node, state, store, refusal, &known);
+            disk.take_replica(node, state, opened, refusal, &known);
         }
         for (partition, extent, block) in disk.lost_note.read() {
             if let Some(partition) = disk.partitions.get_mut(&partition) {
@@ -277,14 +280,14 @@ impl Disk {
         &mut self,
         node: NodeId,
         state: PartitionState,
-        store: Result<ExtentStore, String>,
+        opened: Result<Opened, String>,
         refusal: Option<String>,
         known: &[PartitionId],
     ) {
         let id = state.partition;
         self.shared.routes.borrow_mut().insert(id, self.index);
-        let store = match store {
-            Ok(store) => store,
+        let (store, report) = match opened {
+            Ok(opened) => opened,
             Err(problem) => {
                 // Kept on disk, with its log, and out of the reports: the next start may open it, or the manager brings
                 // another replica.
@@ -309,6 +312,9 @@ impl Disk {
         self.driver.multi.set_roster(id, *epoch, members);
         let ids_next = state.ids_until;
         let mut partition = Partition::new(node, store, state, ids_next, &self.shared.config);
+        if broken.is_none() {
+            partition.left = report.damaged_blocks().collect();
+        }
         partition.broken = broken;
         partition.licence = Licence::of_found(now_ms());
         if let Some(status) = self.driver.multi.status(id) {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
 use milpa_raft::Role as RaftRole;
-use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Append, Configuration, DataAnswer, DataReply, Replicate};
 
 use crate::append::{Backup, Primary, RequestNumber};
@@ -189,7 +189,8 @@ pub(crate) struct Partition {
     pub offers: Offers,
     /// Damaged blocks that no member had whole.
     pub lost: LostBlocks,
-    /// Blocks that a snapshot could not bring: damaged here, and not yet known to be lost.
+    /// Blocks that the start found damaged, or that a snapshot could not bring, and that are not yet known to be lost: this
+    /// replica does not have them.
     pub left: BTreeSet<(ExtentId, u64)>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
@@ -199,6 +200,11 @@ pub(crate) struct Partition {
 const REPEATING_MAX_MS: u64 = 15_000;
 
 impl Partition {
+    /// Whether blocks are missing here of an extent's first `length` bytes.
+    pub fn lacks_blocks(&self, extent: ExtentId, length: u64) -> bool {
+        self.left.range((extent, 0)..(extent, length.div_ceil(BLOCK_BYTES))).next().is_some()
+    }
+
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node
     /// ceased to be the primary is found by the comparison with which the new epoch begins.
     pub fn align_later(&mut self, node: NodeId, extent: ExtentId) {

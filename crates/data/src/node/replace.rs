@@ -16,6 +16,15 @@ use super::metrics::Metrics;
 use super::partition::Partition;
 use super::readable::promised;
 
+/// What came of a repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repaired {
+    /// The block can be read.
+    Whole,
+    /// Nobody else has it, and nobody was promised it: the extent ends before it.
+    Needless,
+}
+
 /// After a failed repair the block is left alone for so long.
 const REPAIR_PAUSE: Duration = Duration::from_millis(500);
 /// Blocks of one partition that are repaired at the same time.
@@ -117,22 +126,22 @@ impl Filling {
         extent: ExtentId,
         block: u64,
         sources: &[NodeId],
-    ) -> Result<(), DataError> {
+    ) -> Result<Repaired, DataError> {
         let replaced = self.replace_block(extent, block, sources).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
             if self.replace_by_learners(extent, block).await? {
-                return Ok(());
+                return Ok(Repaired::Whole);
             }
             match self.settle_doubt(extent, block, sources).await {
                 Err(DataError::Corrupt { .. }) => {}
-                settled => return settled,
+                settled => return settled.map(|()| Repaired::Whole),
             }
             if self.is_behind_an_end(extent, block, sources).await? {
-                return Err(DataError::NotHere);
+                return Ok(Repaired::Needless);
             }
         }
         if self.is_whole(extent, block).await? {
-            return Ok(());
+            return Ok(Repaired::Whole);
         }
         // Freed there, and the word of it did not come here: the block of its header could not be
         // read then, or the disk has lost it.
@@ -141,7 +150,7 @@ impl Filling {
             asked = asked.and(self.copy_freed(extent, *source).await);
         }
         if self.is_whole(extent, block).await? {
-            return Ok(());
+            return Ok(Repaired::Whole);
         }
         replaced.and(asked).and(Err(DataError::Corrupt { block }))
     }
@@ -264,19 +273,22 @@ impl Disk {
         let sources = partition.others(self.shared.node);
         tokio::task::spawn_local(async move {
             let repaired = filling.repair(extent, block, &sources).await;
-            let is_lost = matches!(repaired, Err(DataError::Doubtful { .. }));
-            let is_done = repaired.is_ok();
+            let found = repaired.clone();
             let note = move |disk: &mut Disk| {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
                 let mut is_found_lost = false;
-                if is_done {
-                    partition.lost.remove(extent, block);
-                } else if !is_lost {
-                    partition.lost.doubt(extent, block);
-                } else {
-                    is_found_lost = partition.lost.add(extent, block, clock::now_ms());
+                match found {
+                    Ok(Repaired::Whole) => partition.lost.remove(extent, block),
+                    // So that others hear that it is damaged: while a disk might read it yet, they are told to wait.
+                    Ok(Repaired::Needless) => {
+                        partition.lost.add(extent, block, clock::now_ms());
+                    }
+                    Err(DataError::Doubtful { .. }) => {
+                        is_found_lost = partition.lost.add(extent, block, clock::now_ms());
+                    }
+                    Err(_) => partition.lost.doubt(extent, block),
                 }
-                if is_done || partition.lost.contains(extent, block) {
+                if found == Ok(Repaired::Whole) || partition.lost.contains(extent, block) {
                     partition.left.remove(&(extent, block));
                 }
                 if is_found_lost {
@@ -286,7 +298,9 @@ impl Disk {
             };
             filling.shared.ask_disk(filling.disk, note).await;
             match repaired {
-                Ok(()) => tracing::info!(partition = %id, %extent, block, "block repaired"),
+                Ok(repaired) => {
+                    tracing::info!(partition = %id, %extent, block, ?repaired, "block repaired");
+                }
                 Err(error) => {
                     tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");
                     tokio::time::sleep(REPAIR_PAUSE).await;
@@ -302,7 +316,7 @@ impl Disk {
         true
     }
 
-    /// Repairs blocks that a snapshot could not bring, until they are whole or lost.
+    /// Repairs blocks that a start found damaged, or that a snapshot could not bring, until they are whole or lost.
     pub fn tick_left(&mut self) {
         if self.is_fenced() {
             return;

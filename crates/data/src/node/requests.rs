@@ -114,6 +114,9 @@ impl Disk {
             if partition.configuration.members.len() < 2 {
                 return Err(DataError::ReadOnly);
             }
+            if extents.iter().any(|(extent, at_least)| partition.lacks_blocks(*extent, *at_least)) {
+                return Err(DataError::Busy);
+            }
             Ok((Arc::clone(&partition.store), partition.state.relaxed))
         });
         let store = match checked {

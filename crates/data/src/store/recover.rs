@@ -54,6 +54,17 @@ pub struct RecoveryReport {
     pub damaged_records: u64,
 }
 
+impl RecoveryReport {
+    /// Blocks that are part of an extent and not whole.
+    pub fn damaged_blocks(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        let of_one = |found: &ExtentRecovery| {
+            let id = found.extent;
+            found.damaged.clone().into_iter().map(move |block| (id, block))
+        };
+        self.extents.iter().flat_map(of_one)
+    }
+}
+
 /// What was found of one extent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExtentRecovery {

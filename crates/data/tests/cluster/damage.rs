@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use milpa_types::{DataError, ExtentId, FreedRange, NodeId};
+use milpa_types::{DataError, Epoch, ExtentId, FreedRange, NodeId};
 use milpa_wire::data::{AppendTarget, DataRequest};
 
 use super::nodes::{self, PARTITION, configuration, learning, pattern};
@@ -35,6 +35,33 @@ fn what_rots_unread_is_found_and_repaired() {
             (now[..300_000] == whole[..300_000]).then_some(())
         })
         .await;
+    });
+}
+
+/// Found by a reader: what a start found damaged was waited for by nobody. An fsync succeeded on the word of a replica that
+/// did not have the bytes, and only the scrub repaired them.
+#[test]
+fn a_flush_waits_for_what_the_start_found_damaged_and_that_is_repaired_at_once() {
+    run(async |cluster| {
+        let bytes = pattern(1, 50_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let extents = vec![(extent, 50_000)];
+        let flush = DataRequest::Flush { partition: PARTITION, epoch: Epoch(1), extents };
+        cluster.ask_all(&cluster.as_client, &flush).await;
+        cluster.kill_nodes(&[1, 2, 3]).await;
+        cluster.rot_extent(2, extent, 49_900);
+        cluster.start_node_without_scrub(2).await;
+        let flushed = cluster.ask(&cluster.as_client, 2, &flush, Bytes::new()).await;
+        assert_eq!(flushed.err(), Some(DataError::Busy));
+        cluster.start_node(1).await;
+        cluster.start_node(3).await;
+        nodes::until("it is flushed", async || {
+            cluster.ask(&cluster.as_client, 2, &flush, Bytes::new()).await.ok()
+        })
+        .await;
+        let read = cluster.read(2, extent, 0..50_000, false).await;
+        assert!(read.as_deref() == Ok(&bytes[..]), "{:?}", read.err());
     });
 }
 

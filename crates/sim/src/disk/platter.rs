@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -21,6 +22,8 @@ pub enum NameLoss {
 /// Above this much unsynced in one file, it is written back without a sync.
 const DIRTY_BYTES_MAX: u64 = 64 << 20;
 const DIRTY_CHANGES_MAX: usize = 1 << 16;
+/// Of so many writes that a power cut tears, one leaves a block that cannot be read (F9).
+const UNREADABLE_IN: u64 = 8;
 
 /// How a disk misbehaves.
 #[derive(Clone, Debug)]
@@ -97,6 +100,8 @@ pub(super) struct FileNode {
     dirty_bytes: u64,
     /// A sync has failed: `current` has what neither is durable nor will be.
     is_unwritten: bool,
+    /// Blocks that cannot be read until they are written to or punched: the power went while they were written.
+    unreadable: BTreeSet<u64>,
 }
 
 /// What a disk held at a time, as far as it was durable.
@@ -152,11 +157,12 @@ pub struct DiskCounts {
     pub misdirected: u64,
     pub dropped_syncs: u64,
     pub errors: u64,
+    pub unreadable_blocks: u64,
     pub full: u64,
 }
 
 impl DiskCounts {
-    pub fn by_name(&self) -> [(&'static str, u64); 11] {
+    pub fn by_name(&self) -> [(&'static str, u64); 12] {
         [
             ("reads", self.reads),
             ("writes", self.writes),
@@ -168,6 +174,7 @@ impl DiskCounts {
             ("misdirected writes", self.misdirected),
             ("dropped syncs", self.dropped_syncs),
             ("errors", self.errors),
+            ("unreadable blocks", self.unreadable_blocks),
             ("refusals for lack of space", self.full),
         ]
     }
@@ -183,6 +190,7 @@ impl DiskCounts {
         self.misdirected += other.misdirected;
         self.dropped_syncs += other.dropped_syncs;
         self.errors += other.errors;
+        self.unreadable_blocks += other.unreadable_blocks;
         self.full += other.full;
     }
 }
@@ -352,7 +360,12 @@ impl Platter {
             self.counts.errors += 1;
             return Err(eio());
         }
-        Ok(self.file(number)?.current.read(buffer, at))
+        let file = self.file(number)?;
+        if file.unreadable.range(blocks_of(at, buffer.len() as u64)).next().is_some() {
+            self.counts.errors += 1;
+            return Err(eio());
+        }
+        Ok(file.current.read(buffer, at))
     }
 
     pub(super) fn write(&mut self, number: u64, bytes: &[u8], offset: u64) -> io::Result<()> {
@@ -376,6 +389,7 @@ impl Platter {
         }
         self.allocated += added;
         file.current.write(bytes, offset);
+        file.can_be_read(offset, bytes.len() as u64);
         let is_bulk = bytes.len() as u64 > BLOCK && is_zero(bytes);
         if is_bulk {
             file.unsynced.push(Change::Zeros(offset, bytes.len() as u64));
@@ -416,6 +430,11 @@ impl Platter {
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
         let before = file.current.allocated();
         change.apply(&mut file.current);
+        let (offset, length) = change.range();
+        match change {
+            Change::Truncate(length) => file.can_be_read(length, u64::MAX - length),
+            _ => file.can_be_read(offset, length),
+        }
         self.allocated = self.allocated + file.current.allocated() - before;
         file.unsynced.push(change);
         Ok(())
@@ -520,8 +539,19 @@ impl Platter {
         }
         prune(&mut self.durable_names);
         self.names = self.durable_names.clone();
-        for file in self.files.values_mut() {
-            file.cut_power(&mut self.random, &mut self.counts);
+        let is_content = |(path, entry): (&PathBuf, &Entry)| match entry {
+            Entry::File(number) if path.extension().is_some_and(|it| it == "extent") => {
+                Some(*number)
+            }
+            _ => None,
+        };
+        let content: BTreeSet<u64> = self.names.iter().filter_map(is_content).collect();
+        for (number, file) in &mut self.files {
+            let torn = file.cut_power(&mut self.random, &mut self.counts);
+            if let Some(block) = torn.filter(|_| content.contains(number)) {
+                self.counts.unreadable_blocks += 1;
+                file.unreadable.insert(block);
+            }
         }
         self.forget_unnamed();
         self.count_allocated();
@@ -640,11 +670,18 @@ impl FileNode {
         }
     }
 
-    fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) {
+    /// What covers a whole sector makes it readable, and a disk is asked for whole blocks.
+    fn can_be_read(&mut self, offset: u64, length: u64) {
+        self.unreadable.retain(|block| !blocks_of(offset, length).contains(block));
+    }
+
+    /// Gives a block in which the disk was interrupted, if it is one that then cannot be read.
+    fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) -> Option<u64> {
         self.release();
         if self.unsynced.is_empty() {
-            return;
+            return None;
         }
+        let mut interrupted = None;
         let fate = [Fate::Kept, Fate::Lost, Fate::Some, Fate::Torn];
         let fate = random.pick(&fate).copied().unwrap_or(Fate::Lost);
         for change in std::mem::take(&mut self.unsynced) {
@@ -656,6 +693,9 @@ impl FileNode {
             match &change {
                 Change::Write(bytes, offset) if matches!(fate, Fate::Torn) => {
                     counts.torn_writes += 1;
+                    if random.chance(1, UNREADABLE_IN) {
+                        interrupted = Some(offset / BLOCK);
+                    }
                     write_some_sectors(&mut self.durable, bytes, *offset, random);
                 }
                 _ if is_kept => change.apply(&mut self.durable),
@@ -664,7 +704,12 @@ impl FileNode {
         }
         self.dirty_bytes = 0;
         self.current = self.durable.clone();
+        interrupted
     }
+}
+
+fn blocks_of(offset: u64, length: u64) -> Range<u64> {
+    offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK)
 }
 
 fn write_some_sectors(content: &mut Content, bytes: &[u8], offset: u64, random: &mut Random) {
