@@ -86,13 +86,22 @@ impl<K: Hash + Eq + Clone, V: Clone> Timed<K, V> {
         (known.as_of.elapsed() < age).then_some(known.value)?
     }
 
-    /// Remembers the answer to a request that began at `asked`.
-    pub(crate) fn put(&self, key: K, value: V, asked: Instant) {
-        let Some(shard) = self.shard(&key) else { return };
+    /// Remembers the answer to a request that began at `asked`. False if the thing was changed here meanwhile: the
+    /// answer may be of before.
+    pub(crate) fn put(&self, key: K, value: V, asked: Instant) -> bool {
+        let Some(shard) = self.shard(&key) else { return true };
         let mut shard = lock(shard);
-        if shard.get(&key).is_none_or(|known| known.fence <= asked) {
+        let is_current = shard.get(&key).is_none_or(|known| known.fence <= asked);
+        if is_current {
             shard.insert(key, Known { value: Some(value), as_of: asked, fence: asked });
         }
+        is_current
+    }
+
+    /// Whether the thing was not changed here since `asked`.
+    pub(crate) fn is_unchanged(&self, key: &K, asked: Instant) -> bool {
+        let Some(shard) = self.shard(key) else { return true };
+        lock(shard).get(key).is_none_or(|known| known.fence <= asked)
     }
 
     /// Remembers what a change of ours left behind, which was asked for at `asked`. Several may be
@@ -176,9 +185,9 @@ mod tests {
         let asked = Instant::now();
         tokio::time::advance(Duration::from_millis(10)).await;
         cache.forget(&1);
-        cache.put(1, 7, asked);
+        assert!(!cache.put(1, 7, asked) && !cache.is_unchanged(&1, asked));
         assert_eq!(cache.get(&1), None, "asked before the change");
-        cache.put(1, 8, Instant::now());
+        assert!(cache.put(1, 8, Instant::now()));
         assert_eq!(cache.get(&1), Some(8));
         tokio::time::advance(Duration::from_millis(1001)).await;
         assert_eq!(cache.get(&1), None);

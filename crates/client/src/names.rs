@@ -22,6 +22,9 @@ use crate::placement::Placement;
 /// be held for our own handles. The kernel looked the name up just before.
 const HINT_AGE: Duration = Duration::from_secs(5);
 
+/// How often attributes are asked for while they change here.
+const ASKS_MAX: u32 = 4;
+
 /// An answer that took longer may have been given before, and lost, and be as old as that.
 const FRESH: Duration = Duration::from_secs(1);
 
@@ -91,8 +94,11 @@ impl Inner {
                 _ => return Err(FsError::Broken("getattr")),
             },
         };
-        self.attributes.put(inode, attributes, asked);
-        Ok(self.with_buffered(attributes))
+        if self.attributes.put(inode, attributes, asked) {
+            return Ok(self.with_buffered(attributes));
+        }
+        // The entry is so, whatever became of the inode since.
+        Ok(self.getattr(inode).await.unwrap_or(attributes))
     }
 
     pub(crate) fn note_name(
@@ -110,17 +116,21 @@ impl Inner {
     }
 
     pub(crate) async fn getattr(&self, inode: InodeId) -> Result<Attributes, FsError> {
-        if let Some(attributes) = self.attributes.get(&inode) {
-            return Ok(self.with_buffered(attributes));
-        }
-        let asked = Instant::now();
-        let read = MetaRead::GetAttributes { inode };
-        match self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))? {
-            MetaAnswer::Attributes(attributes) => {
-                self.attributes.put(inode, attributes, asked);
-                Ok(self.with_buffered(attributes))
+        let mut asks = 0;
+        loop {
+            if let Some(attributes) = self.attributes.get(&inode) {
+                return Ok(self.with_buffered(attributes));
             }
-            _ => Err(FsError::Broken("getattr")),
+            let (asked, read) = (Instant::now(), MetaRead::GetAttributes { inode });
+            let answer = self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))?;
+            let MetaAnswer::Attributes(attributes) = answer else {
+                return Err(FsError::Broken("getattr"));
+            };
+            asks += 1;
+            // One that a change of ours has overtaken would take back from its caller what he has done.
+            if self.attributes.put(inode, attributes, asked) || asks == ASKS_MAX {
+                return Ok(self.with_buffered(attributes));
+            }
         }
     }
 
@@ -134,12 +144,16 @@ impl Inner {
         error
     }
 
-    /// Shows what is buffered here and cannot be known elsewhere.
+    /// Shows what is buffered here and cannot be known elsewhere, and what was published since.
     pub(crate) fn with_buffered(&self, mut attributes: Attributes) -> Attributes {
         if attributes.kind == FileKind::File
             && let Some(file) = self.files.get(attributes.inode)
         {
-            file.shared().content.overlay(&mut attributes);
+            let content = &file.shared().content;
+            if content.attributes.content_version > attributes.content_version {
+                attributes = content.attributes;
+            }
+            content.overlay(&mut attributes);
         }
         attributes
     }
@@ -237,20 +251,27 @@ impl Inner {
         let may_be_written =
             is_open_here || self.pages.knows(made.inode) || asked.elapsed() >= FRESH;
         if is_empty && !may_be_written {
-            return self.open_found(made.inode, flags, empty(made));
+            return self.open_found(made.inode, flags, empty(made), asked);
         }
         // What was empty then is not to lose what came later.
         let truncate = flags.truncate && !flags.exclusive && (!is_empty || is_open_here);
         match self.open(made.inode, OpenFlags { truncate, ..flags }).await {
             // It is made: who is told otherwise tries again, and hears that somebody else has made it.
-            Err(error) if flags.exclusive && error.may_pass() => self.open_unseen(made, flags),
+            Err(error) if flags.exclusive && error.may_pass() => {
+                self.open_unseen(made, flags, asked)
+            }
             opened => opened,
         }
     }
 
     /// Opens a file of which no more is known than that it was made: what it holds is asked for by whoever reads it.
-    fn open_unseen(&self, made: Attributes, flags: OpenFlags) -> Result<OpenFile, FsError> {
-        let opened = self.open_found(made.inode, flags, empty(made))?;
+    fn open_unseen(
+        &self,
+        made: Attributes,
+        flags: OpenFlags,
+        asked: Instant,
+    ) -> Result<OpenFile, FsError> {
+        let opened = self.open_found(made.inode, flags, empty(made), asked)?;
         if let Some(file) = self.files.get(made.inode) {
             file.shared().content.stale = true;
         }

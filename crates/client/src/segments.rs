@@ -48,6 +48,10 @@ impl SegmentMap {
         Ok(map)
     }
 
+    pub(crate) fn pieces(&self) -> usize {
+        self.segments.len()
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

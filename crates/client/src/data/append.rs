@@ -93,6 +93,7 @@ impl DataClient {
     ) -> Result<(), FsError> {
         let mut queue: VecDeque<Packet> = packets.into();
         let mut retry = Retry::new(&self.core, "append");
+        let mut full_since = None;
         while let Some(first) = queue.front() {
             let before = queue.len();
             let full = |e: &OpenExtent| e.end + first.len() > EXTENT_BYTES_MAX;
@@ -113,10 +114,13 @@ impl DataClient {
             };
             if queue.len() < before {
                 retry.progressed();
+                full_since = None;
             }
             match outcome {
                 Ok(next) => *open = next,
-                Err((trouble, extent)) => *open = self.recover(trouble, extent, &mut retry).await?,
+                Err((trouble, extent)) => {
+                    *open = self.recover(trouble, extent, &mut retry, &mut full_since).await?;
+                }
             }
         }
         Ok(())
@@ -142,6 +146,7 @@ impl DataClient {
         trouble: Trouble,
         extent: Option<OpenExtent>,
         retry: &mut Retry<'_>,
+        full_since: &mut Option<Instant>,
     ) -> Result<Option<OpenExtent>, FsError> {
         retry.note(&trouble);
         if let Trouble::Answered { error: DataError::MemberSilent { node }, .. } = &trouble
@@ -157,10 +162,14 @@ impl DataClient {
             return Err(DataError::Invalid.into());
         }
         let view = self.core.views.current();
-        if let Some(patience) = patience_when_full(&trouble, &view)
-            && retry.elapsed() >= patience
-        {
-            return Err(trouble.answer().cloned().unwrap_or(DataError::NoSpace).into());
+        match patience_when_full(&trouble, &view) {
+            Some(patience) => {
+                let since = *full_since.get_or_insert_with(Instant::now);
+                if since.elapsed() >= patience {
+                    return Err(trouble.answer().cloned().unwrap_or(DataError::NoSpace).into());
+                }
+            }
+            None => *full_since = None,
         }
         if !matches!(trouble.answer(), Some(DataError::Sealed { .. })) {
             self.core.views.refresh(&*self.core.transport).await;
@@ -319,7 +328,10 @@ impl DataClient {
 /// How long to try on when nobody takes bytes: briefly when the partitions are whole and full, longer
 /// when they may only be short of members. `None` when the trouble is of another kind.
 fn patience_when_full(trouble: &Trouble, view: &View) -> Option<Duration> {
-    let short = view.volume.data.iter().all(|partition| partition.members.len() < 2);
+    let active = |partition: &DataPartition| {
+        partition.members.iter().filter(|member| view.is_active(**member)).count()
+    };
+    let short = view.volume.data.iter().all(|partition| active(partition) < 2);
     match trouble {
         Trouble::Answered { error: DataError::NoSpace, .. } => Some(FULL_AFTER),
         Trouble::Answered { error: DataError::ReadOnly, .. } => Some(READ_ONLY_AFTER),

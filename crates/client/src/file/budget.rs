@@ -1,5 +1,7 @@
 //! The memory that written bytes may take, over all files of a client.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use tokio::sync::Semaphore;
 
 use crate::stats::Stats;
@@ -8,13 +10,20 @@ use crate::stats::Stats;
 pub(crate) struct Budget {
     free: Semaphore,
     total: u64,
+    /// How often bytes have left.
+    given: AtomicU64,
     stats: &'static Stats,
 }
 
 impl Budget {
     pub(crate) fn new(total: u64, stats: &'static Stats) -> Budget {
         let permits = usize::try_from(total).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Budget { free: Semaphore::new(permits), total: permits as u64, stats }
+        Budget {
+            free: Semaphore::new(permits),
+            total: permits as u64,
+            given: AtomicU64::new(0),
+            stats,
+        }
     }
 
     /// The most that one writer takes at once, so that it can always be had.
@@ -42,9 +51,15 @@ impl Budget {
     /// Bytes have left the buffer.
     pub(crate) fn give(&self, bytes: u64) {
         if bytes > 0 {
+            self.given.fetch_add(1, Ordering::Relaxed);
             self.free.add_permits(usize::try_from(bytes).unwrap_or(0));
             self.stats.buffer_bytes.dec_by(bytes as i64);
         }
+    }
+
+    /// Counts up whenever bytes leave the buffer.
+    pub(crate) fn given(&self) -> u64 {
+        self.given.load(Ordering::Relaxed)
     }
 
     /// Bytes in the buffer.

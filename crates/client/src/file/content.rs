@@ -519,7 +519,17 @@ impl Content {
                 self.sending.insert(at, bytes);
             }
         }
-        let untold = std::mem::take(&mut self.untold);
+        let segments = self.next_segments();
+        let overwritten: Vec<Segment> =
+            self.overwritten.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect();
+        let mut untold = std::mem::take(&mut self.untold);
+        let is_all = self.dirty.is_empty() && segments.len() == self.unpublished.pieces();
+        if !is_all {
+            // Others would read zeros up to the end of what is still to come, and find them there if it never does.
+            let told = segments.iter().chain(&overwritten).map(Segment::end).max().unwrap_or(0);
+            self.untold = Untold { clear_set_id: false, ..untold };
+            untold.end = untold.end.min(told);
+        }
         self.telling = Some(untold);
         let leaves_inode = self.leaves_inode();
         let is_based = inline.is_some() || leaves_inode;
@@ -527,10 +537,10 @@ impl Content {
             inode: self.attributes.inode,
             truncation: self.attributes.truncation,
             base: is_based.then_some(self.attributes.content_version),
-            segments: self.next_segments(),
+            segments,
             size: untold.end,
             inline,
-            overwritten: self.overwritten.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect(),
+            overwritten,
             may_replace,
             modified,
             clear_set_id: untold.clear_set_id,

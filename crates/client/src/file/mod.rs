@@ -64,6 +64,8 @@ pub(crate) struct Shared {
     sequential: (u64, u64),
     /// A push is under way in the background.
     is_pushing: bool,
+    /// A settle in the background is under way, or waits for its turn.
+    is_settling: bool,
     /// Counts what servers have taken.
     progress: u64,
     failures: Failures,
@@ -94,6 +96,7 @@ impl FileState {
             dirty_since: None,
             sequential: (0, 0),
             is_pushing: false,
+            is_settling: false,
             progress: 0,
             failures: Failures::default(),
             handles: 0,
@@ -290,7 +293,8 @@ impl Files {
     fn forget(&self, file: &Arc<FileState>) -> bool {
         let mut states = lock(&self.states);
         let shared = file.shared();
-        let in_use = shared.handles > 0 || shared.content.is_dirty() || shared.is_pushing;
+        let is_busy = shared.is_pushing || shared.is_settling;
+        let in_use = shared.handles > 0 || shared.content.is_dirty() || is_busy;
         drop(shared);
         let same = states.get(&file.inode).is_some_and(|found| Arc::ptr_eq(found, file));
         if in_use || !same {

@@ -45,11 +45,13 @@ impl Inner {
         flags: OpenFlags,
     ) -> Result<OpenFile, FsError> {
         let _under_way = UnderWay::open(self, inode).await;
-        let found = match flags.truncate {
-            true => self.truncate_for_open(inode, flags.clear_set_id).await?,
-            false => self.fetch(inode).await?,
-        };
-        self.open_found(inode, flags, found)
+        if flags.truncate {
+            let found = self.truncate_for_open(inode, flags.clear_set_id).await?;
+            return self.open_found(inode, flags, found, Instant::now());
+        }
+        let asked = Instant::now();
+        let found = self.fetch(inode).await?;
+        self.open_found(inode, flags, found, asked)
     }
 
     /// Before there is a handle: who is killed meanwhile would leave it behind. In any case: times and set-id
@@ -104,12 +106,13 @@ impl Inner {
         }
     }
 
-    /// Makes a handle of what was found.
+    /// Makes a handle of what was found, which was asked for at `asked`.
     pub(crate) fn open_found(
         &self,
         inode: InodeId,
         flags: OpenFlags,
         found: Found,
+        asked: Instant,
     ) -> Result<OpenFile, FsError> {
         let (attributes, content) = match found {
             Found::Unchanged(attributes) => (attributes, None),
@@ -143,6 +146,9 @@ impl Inner {
             self.files.detach(&file);
             return Err(error);
         }
+        // While it was not open here, its truncation through the path had nobody to tell: it notes that it is done, and
+        // looks who has it open then. Who opens does both in the other order.
+        shared.content.stale |= !self.attributes.is_unchanged(&inode, asked);
         let mut attributes = attributes;
         shared.content.overlay(&mut attributes);
         drop(shared);

@@ -82,7 +82,8 @@ impl Inner {
         let mut retry = Retry::new(&self.core, "overwrite");
         let result = loop {
             if file.shared().content.stale {
-                self.reload(file).await?;
+                // Of a file that was deleted nothing can be saved: it would stay in the buffer for ever.
+                self.reload(file).await.inspect_err(|error| self.push_failed(file, error))?;
             }
             let push = file.shared().content.begin_push(scope, placing, inline_bytes_max);
             let Some(push) = push else { return Ok(reloads > 0) };
@@ -216,7 +217,7 @@ impl Inner {
     async fn flush_before_publish(&self, file: &FileState) -> Result<bool, FsError> {
         let flushed = match self.flush_content(file).await {
             Err(FsError::Data(DataError::NoExtent)) => {
-                self.reload(file).await?;
+                self.reload(file).await.inspect_err(|error| self.push_failed(file, error))?;
                 if self.gone_extents(file).await.is_empty() {
                     return Ok(false);
                 }
@@ -257,9 +258,10 @@ impl Inner {
                 shared.settle_age();
                 drop(shared);
                 self.budget.give(released);
-                match is_late {
-                    true => self.attributes.forget(&file.inode),
-                    false => self.attributes.put(file.inode, attributes, Instant::now()),
+                if is_late {
+                    self.attributes.forget(&file.inode);
+                } else {
+                    self.attributes.put(file.inode, attributes, Instant::now());
                 }
                 self.advance_pages(file.inode, before, attributes.content_version);
                 Ok(Outcome::Applied)

@@ -72,6 +72,11 @@ impl Inner {
             lock(&self.layouts).remove(&inode);
         }
         let (attributes, before) = self.send_setattr(inode, changes).await?;
+        if let Some(file) = self.files.get(inode) {
+            let content = &mut file.shared().content;
+            // It was opened meanwhile, and what it holds may be asked for before.
+            content.stale |= content.version() != Some(attributes.content_version);
+        }
         self.advance_pages(inode, before, attributes.content_version);
         Ok(attributes)
     }

@@ -13,7 +13,7 @@ use crate::error::FsError;
 use crate::inner::Inner;
 
 /// How often one who waits looks whether anything goes on.
-const LOOK: Duration = Duration::from_millis(500);
+pub(super) const LOOK: Duration = Duration::from_millis(500);
 
 impl Inner {
     /// Waits until nobody else sends bytes of the file. Not for ever: a call whose turn does not come

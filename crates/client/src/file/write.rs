@@ -1,11 +1,14 @@
 //! write(2): into the buffer.
 
+use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::content::{FILE_BYTES_MAX, Scope};
+use super::turn::LOOK;
 use super::{FileState, Handle};
 use crate::call::Call;
 use crate::core::{Retry, now};
@@ -90,6 +93,10 @@ impl Inner {
         let file = &handle.file;
         self.check_generation(handle)?;
         let length = data.len() as u32;
+        if place == Place::End && file.shared().content.stale {
+            // Others have changed where it ends.
+            self.reload(file).await?;
+        }
         if !self.budget.try_take(length) {
             self.wait_for_room(length).await?;
         }
@@ -131,19 +138,24 @@ impl Inner {
         Ok(end)
     }
 
-    /// The buffer is full: has everything sent, and waits for what becomes free.
+    /// The buffer is full: has everything sent, and waits for what becomes free, as long as anything does.
     async fn wait_for_room(self: &Arc<Self>, bytes: u32) -> Result<(), FsError> {
         let mut retry = Retry::new(&self.core, "write");
         retry.waits_for("room in the write buffer");
+        // One future all along: it keeps its place in the queue.
+        let mut room = pin!(self.budget.take(bytes));
         loop {
-            for file in self.files.dirty_for(std::time::Duration::ZERO).iter().take(PUSHES_MAX) {
+            for file in self.files.dirty_for(Duration::ZERO).iter().take(PUSHES_MAX) {
                 self.settle_in_background(file);
             }
-            let wait = retry.cap(std::time::Duration::from_millis(500));
-            match tokio::time::timeout(wait, self.budget.take(bytes)).await {
-                Ok(()) => return Ok(()),
-                Err(_) => retry.pause().await?,
+            let seen = self.budget.given();
+            if tokio::time::timeout(retry.cap(LOOK), &mut room).await.is_ok() {
+                return Ok(());
             }
+            if self.budget.given() != seen {
+                retry.progressed();
+            }
+            retry.check(Duration::from_millis(1))?;
         }
     }
 
@@ -171,9 +183,9 @@ impl Inner {
         }));
     }
 
-    /// Sends and publishes everything, unless somebody sends already.
+    /// Sends and publishes everything, unless somebody is to do so already.
     pub(crate) fn settle_in_background(self: &Arc<Self>, file: &Arc<FileState>) {
-        if std::mem::replace(&mut file.shared().is_pushing, true) {
+        if std::mem::replace(&mut file.shared().is_settling, true) {
             return;
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
@@ -181,7 +193,7 @@ impl Inner {
             if let Err(error) = inner.settle_in_line(&file).await {
                 tracing::debug!(inode = %file.inode, %error, "writing in the background failed");
             }
-            file.shared().is_pushing = false;
+            file.shared().is_settling = false;
         }));
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use milpa_client::{FsError, OpenFlags};
-use milpa_types::{DataError, Epoch, InodeId, NodeId, PartitionId};
+use milpa_types::{DataError, Epoch, InodeId, Node, NodeId, NodeState, PartitionId};
 use milpa_wire::data::{AppendTarget, DataRequest};
 use milpa_wire::meta::{MetaRequest, MetaWrite};
 use tokio::time::Instant;
@@ -519,4 +519,94 @@ async fn the_lease_lives_until_a_shutdown_has_saved_all() {
     cluster.heal();
     shutting_down.await.unwrap().unwrap();
     assert!(read(&cluster.client().await, "/f").await == pattern(1, 300_000));
+}
+
+/// Found by a reader: overwrites of a file that somebody had deleted stayed in the buffer, which all files share,
+/// until the last close.
+#[tokio::test(start_paused = true)]
+async fn overwrites_of_a_deleted_file_leave_the_buffer() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 4 << 20)).await;
+    let client = cluster.client_with(|config| config.buffer_bytes = 4 << 20).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Overwrite(_)) => Some(Fault::Data(DataError::NoExtent)),
+        _ => None,
+    });
+    client.write(handle, 0, pattern(2, 4 << 20), false).await.unwrap();
+    cluster.lock().meta.inodes.remove(&inode);
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let began = Instant::now();
+    write(&client, "/g", &pattern(3, 4 << 20)).await;
+    assert!(began.elapsed() < Duration::from_secs(1), "{:?}", began.elapsed());
+    assert!(client.fsync(handle, false).await.is_err(), "it is told");
+}
+
+/// Found by a reader: who waited for room in the buffer went to the end of the queue twice a second, and gave up
+/// after a while whether or not it emptied.
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_room_has_it_in_the_order_of_asking_as_long_as_there_is_any() {
+    let cluster = Cluster::new();
+    let client = cluster
+        .client_with(|config| {
+            config.buffer_bytes = 4 << 20;
+            config.io_deadline = Some(Duration::from_secs(10));
+        })
+        .await;
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Slow(Duration::from_secs(2))),
+        _ => None,
+    });
+    let mut writers = tokio::task::JoinSet::new();
+    for i in 0..40 {
+        let handle = create(&client, &format!("f{i}")).await.handle;
+        let client = client.clone();
+        writers.spawn(async move { client.write(handle, 0, pattern(1, 1 << 20), false).await });
+    }
+    let began = Instant::now();
+    let written = writers.join_all().await;
+    assert!(written.iter().all(Result::is_ok), "{written:?}");
+    assert!(began.elapsed() > Duration::from_secs(12), "{:?}", began.elapsed());
+}
+
+/// Found by a reader: after five minutes without two of three data nodes, bytes that had waited all the time were
+/// given up within a second, as the partitions had all their members on paper.
+#[tokio::test(start_paused = true)]
+async fn bytes_wait_for_members_that_are_away_however_many_are_on_paper() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let handle = create(&client, "f").await.handle;
+    let set = |state: NodeState| {
+        let view = &mut cluster.lock().view;
+        let is_away = |node: &&mut Node| DATA[1..].contains(&node.id);
+        view.nodes.iter_mut().filter(is_away).for_each(|node| node.state = state);
+        view.data.iter_mut().for_each(|it| it.takes_extents = state == NodeState::Active);
+        view.version += 1;
+    };
+    set(NodeState::Dead);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    client.write(handle, 0, pattern(1, 100_000), false).await.unwrap();
+    let healing = async {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        set(NodeState::Active);
+    };
+    let (flushed, ()) = tokio::join!(client.flush(handle), healing);
+    flushed.unwrap();
+    assert!(read(&client, "/f").await == pattern(1, 100_000));
+}
+
+/// Found by a reader: the time that a silent member had taken counted against the first partition that was full.
+#[tokio::test(start_paused = true)]
+async fn one_full_partition_after_a_silent_member_ends_no_append() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let handle = create(&client, "f").await.handle;
+    let mut faults = vec![Fault::Data(DataError::NoSpace), Fault::Hangs];
+    cluster.rule(move |call| match call {
+        Call::Data(_, DataRequest::Append(_)) => faults.pop(),
+        _ => None,
+    });
+    client.write(handle, 0, pattern(1, 50_000), false).await.unwrap();
+    client.flush(handle).await.unwrap();
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use milpa_client::{Client, FsError, HandleId, OpenFlags};
 use milpa_types::{AttributeChanges, InodeId, MetaError, MetaSlot, NodeId, PartitionId};
-use milpa_wire::meta::{MetaRequest, MetaWrite};
+use milpa_wire::data::DataRequest;
+use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
 
 use crate::cluster::{Call, Cluster, Fault, META, OWNER, create, name, pattern, read, write};
 
@@ -458,4 +459,77 @@ async fn a_truncation_whose_caller_is_gone_keeps_no_pages() {
     client.read(meanwhile.handle, 0, 5000).await.unwrap();
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert!(!client.open(inode, flags).await.unwrap().keep_cache);
+}
+
+/// Found by a reader: a publish told the length of all that was written, sent or not. Others read zeros up to there,
+/// for good if the writer came to its end.
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_being_written_ends_for_others_where_its_bytes_do() {
+    let cluster = Cluster::new();
+    let (writer, reader) = (cluster.client().await, cluster.client().await);
+    let handle = create(&writer, "f").await.handle;
+    let whole = pattern(1, 800_000);
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Slow(Duration::from_secs(1))),
+        _ => None,
+    });
+    writer.write(handle, 0, whole.slice(..400_000), false).await.unwrap();
+    let writing = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        writer.write(handle, 400_000, whole.slice(400_000..), false).await.unwrap();
+    };
+    let (flushed, ()) = tokio::join!(writer.flush(handle), writing);
+    flushed.unwrap();
+    let got = read(&reader, "/f").await;
+    assert!(got.len() >= 400_000 && got == whole[..got.len()], "{} bytes", got.len());
+    let inode = writer.resolve(b"/f", true).await.unwrap().inode;
+    assert_eq!(writer.getattr(inode).await.unwrap().size, 800_000, "the writer knows better");
+    writer.flush(handle).await.unwrap();
+    assert!(read(&reader, "/f").await == whole);
+}
+
+/// Found by a reader: attributes that were asked for before a publish, and answered after it, took from the writer
+/// what it had just published.
+#[tokio::test(start_paused = true)]
+async fn attributes_that_a_publish_has_overtaken_do_not_take_it_back() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    let inode = opened.attributes.inode;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    client.write(opened.handle, 0, pattern(1, 5000), false).await.unwrap();
+    cluster.once(Fault::Slow(Duration::from_millis(100)), move |call| {
+        let attributes = MetaRead::GetAttributes { inode };
+        matches!(call, Call::Meta(_, MetaRequest::Read { read, .. }) if *read == attributes)
+    });
+    let publishing = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        client.flush(opened.handle).await.unwrap();
+    };
+    let (seen, ()) = tokio::join!(client.getattr(inode), publishing);
+    assert_eq!(seen.unwrap().size, 5000);
+}
+
+/// Found by two readers: who opened a file while it was being truncated through its path, and was answered as of
+/// before, appended where it had ended.
+#[tokio::test(start_paused = true)]
+async fn who_opens_a_file_while_its_path_is_truncated_appends_at_its_end() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 5000)).await;
+    let client = cluster.client().await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    cluster.once(Fault::Slow(Duration::from_millis(100)), move |call| {
+        let layout = MetaRead::GetLayout { inode };
+        matches!(call, Call::Meta(_, MetaRequest::Read { read, .. }) if *read == layout)
+    });
+    let truncating = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let empty = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
+        client.setattr(inode, empty).await.unwrap();
+    };
+    let (opened, ()) = tokio::join!(client.open(inode, OpenFlags::read_write()), truncating);
+    let handle = opened.unwrap().handle;
+    client.append(handle, pattern(2, 10), false).await.unwrap();
+    client.flush(handle).await.unwrap();
+    assert!(read(&cluster.client().await, "/f").await == pattern(2, 10));
 }
