@@ -102,7 +102,8 @@ impl Client {
     /// all: who was told that a file was made expects to find it.
     #[must_use]
     pub fn timeouts(&self) -> Timeouts {
-        let timeout = self.inner.core.config.cache_timeout;
+        let config = &self.inner.core.config;
+        let timeout = config.cache_timeout.saturating_sub(config.cache_timeout_here());
         Timeouts { entry: timeout, attributes: timeout }
     }
 
@@ -425,6 +426,13 @@ impl Client {
     ) -> Result<DirectoryPage, FsError> {
         let page = self.inner.readdir(parent, after, limit, with_attributes);
         self.counted("readdir", page).await
+    }
+
+    /// The attributes of an inode that a directory page named, if the name and they are still known to be so: what the
+    /// page itself says was so when it was read.
+    #[must_use]
+    pub fn remembered(&self, parent: InodeId, name: &Name, inode: InodeId) -> Option<Attributes> {
+        self.inner.remembered(parent, name, inode)
     }
 
     /// Space and inodes of the volume.

@@ -32,7 +32,8 @@ pub struct ClientConfig {
     pub dirty_age_max: Duration,
     /// Append packets in flight for one file: 1 to 64.
     pub packets_in_flight: usize,
-    /// How long attributes and names may be used without asking again.
+    /// How long attributes and names may be used without asking again: half of it here, the other half in the kernel, which
+    /// may be answered from here.
     pub cache_timeout: Duration,
     /// Inodes, names and layouts each remembered at most: 1,000 or more.
     pub cache_entries: usize,
@@ -58,6 +59,11 @@ impl ClientConfig {
             cache_entries: 100_000,
             session_lease: Duration::from_secs(30),
         }
+    }
+
+    /// How long answers are used here.
+    pub(crate) fn cache_timeout_here(&self) -> Duration {
+        self.cache_timeout / 2
     }
 
     /// Returns every violated bound, one line each.

@@ -1,6 +1,7 @@
 //! Pages of directories, the volume's space, and where a file lies.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use milpa_types::{Attributes, Columns, InodeId, MetaSlot, Name};
 use milpa_wire::meta::{Content, MetaAnswer, MetaRead, READDIR_ENTRIES_MAX};
@@ -11,6 +12,9 @@ use crate::flights::join_all;
 use crate::handle::{DirectoryEntry, DirectoryPage, FileLocation, SegmentLocation, Statfs};
 use crate::inner::Inner;
 use crate::transport::Boxed;
+
+/// How long a directory page waits for attributes that its own partition does not have.
+const BATCH_WAIT: Duration = Duration::from_secs(1);
 
 impl Inner {
     pub(crate) async fn readdir(
@@ -27,7 +31,7 @@ impl Inner {
             return Err(FsError::Broken("readdir"));
         };
         let missing = entries.iter().filter(|e| with_attributes && e.attributes.is_none());
-        let elsewhere = self.getattr_batch(missing.map(|e| e.inode).collect()).await?;
+        let elsewhere = self.getattr_batch(missing.map(|e| e.inode).collect()).await;
         let complete = entries.into_iter().map(|entry| {
             let attributes = entry.attributes.or_else(|| elsewhere.get(&entry.inode).copied());
             if let Some(attributes) = attributes {
@@ -45,27 +49,24 @@ impl Inner {
         Ok(DirectoryPage { entries: complete.collect(), end })
     }
 
-    /// Attributes of inodes in any partitions, one request for each partition, all at once. What no
-    /// longer exists is left out.
-    async fn getattr_batch(
-        &self,
-        inodes: Vec<InodeId>,
-    ) -> Result<BTreeMap<InodeId, Attributes>, FsError> {
+    /// Attributes of inodes in any partitions, one request for each partition, all at once. What no longer exists is
+    /// left out, and what is not answered soon: a listing does not need it, and whoever does asks for it by itself.
+    async fn getattr_batch(&self, inodes: Vec<InodeId>) -> BTreeMap<InodeId, Attributes> {
         let mut slots: BTreeMap<MetaSlot, Vec<InodeId>> = BTreeMap::new();
         for inode in inodes {
             slots.entry(inode.slot()).or_default().push(inode);
         }
         let calls = slots.into_iter().map(|(slot, inodes)| -> Boxed<'_, _> {
-            Box::pin(self.meta.read_slot(slot, MetaRead::GetAttributesBatch { inodes }))
+            let call = self.meta.read_slot(slot, MetaRead::GetAttributesBatch { inodes });
+            Box::pin(tokio::time::timeout(BATCH_WAIT, call))
         });
         let mut found = BTreeMap::new();
         for answer in join_all(calls.collect()).await {
-            let MetaAnswer::AttributesBatch(batch) = answer? else {
-                return Err(FsError::Broken("getattr batch"));
-            };
-            found.extend(batch.into_iter().map(|attributes| (attributes.inode, attributes)));
+            if let Ok(Ok(MetaAnswer::AttributesBatch(batch))) = answer {
+                found.extend(batch.into_iter().map(|attributes| (attributes.inode, attributes)));
+            }
         }
-        Ok(found)
+        found
     }
 
     pub(crate) async fn statfs(&self) -> Result<Statfs, FsError> {

@@ -76,7 +76,7 @@ impl Inner {
         let view = find_volume(&*transport, &config).await?;
         transport.identified(view.cluster, view.volume.id);
         let entries = config.cache_entries;
-        let timeout = config.cache_timeout;
+        let timeout = config.cache_timeout_here();
         let stats = Stats::shared();
         let core = Arc::new(Core {
             views: Views::new(view),

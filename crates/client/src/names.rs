@@ -76,6 +76,18 @@ impl Inner {
         }
     }
 
+    /// What is known of a name and what it names, without asking.
+    pub(crate) fn remembered(
+        &self,
+        parent: InodeId,
+        name: &Name,
+        inode: InodeId,
+    ) -> Option<Attributes> {
+        let named = self.names.get(&(parent, name.clone())).flatten();
+        named.filter(|(named, _)| *named == inode)?;
+        self.attributes.get(&inode).map(|attributes| self.with_buffered(attributes))
+    }
+
     /// Remembers an entry and completes it with the attributes of an inode in another partition. `named` is when
     /// the name was certainly so.
     async fn learn_entry(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use milpa_client::{Client, FsError, OpenFlags};
+use milpa_client::{Client, DirectoryEntry, FsError, OpenFlags};
 use milpa_types::{InodeId, MetaError, MetaSlot};
 use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
 use tokio::sync::Notify;
@@ -237,4 +237,51 @@ async fn who_opens_a_file_while_it_is_removed_is_told_or_reads_it() {
     assert!(matches!(opened, Err(FsError::Stale(_))), "{opened:?}");
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert!(!cluster.lock().meta.inodes.contains_key(&inode));
+}
+
+/// Found by a reader: what a directory page had said of an entry was told to the kernel minutes later.
+#[tokio::test(start_paused = true)]
+async fn of_an_entry_of_a_page_is_told_what_is_known_when_it_is_told() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    for file in ["/a", "/b", "/c"] {
+        write(&client, file, &pattern(1, 10)).await;
+    }
+    let root = InodeId::ROOT;
+    let page = client.readdir(root, None, 10, true).await.unwrap();
+    let [a, b, _c] = &page.entries[..] else { panic!("{page:?}") };
+    let size = |entry: &DirectoryEntry| {
+        client.remembered(root, &entry.name, entry.inode).map(|attributes| attributes.size)
+    };
+    assert_eq!([size(a), size(b)], [Some(10), Some(10)]);
+    let handle = client.open(a.inode, OpenFlags::read_write()).await.unwrap().handle;
+    client.write(handle, 10, pattern(2, 10), false).await.unwrap();
+    assert_eq!(size(a), Some(20));
+    client.rename(root, &b.name, root, &name("d"), false).await.unwrap();
+    assert_eq!(size(b), None, "it names nothing any more");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(size(a), None, "it may have been changed by others");
+}
+
+/// Found by a reader: a partition that did not answer made the listing of each directory fail that names anything in it.
+#[tokio::test(start_paused = true)]
+async fn a_directory_is_listed_though_some_of_what_it_names_does_not_answer() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    for i in 0..10 {
+        client.mkdir(InodeId::ROOT, &name(&format!("d{i}")), OWNER).await.unwrap();
+    }
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    cluster.rule(|call| match call {
+        Call::Meta(_, MetaRequest::Read { read: MetaRead::GetAttributesBatch { .. }, .. }) => {
+            Some(Fault::Unreachable)
+        }
+        _ => None,
+    });
+    let began = tokio::time::Instant::now();
+    let page = client.readdir(InodeId::ROOT, None, 20, true).await.unwrap();
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+    assert_eq!(page.entries.len(), 10);
+    let bare = page.entries.iter().filter(|entry| entry.attributes.is_none());
+    assert!(bare.clone().count() >= 4 && bare.clone().all(|it| it.inode.slot() == MetaSlot(1)));
 }

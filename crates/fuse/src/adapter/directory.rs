@@ -8,8 +8,8 @@
 //! for each time that the kernel begins to ask for attributes in the middle of a page.
 
 use std::collections::{BTreeMap, HashMap};
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStringExt;
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -70,13 +70,36 @@ impl Directories {
     }
 }
 
-/// An entry as readdir needs it.
+/// An entry as readdir needs it. Of its attributes there are none: they may be other ones by the time when the kernel
+/// comes to it, and so may the name. Whoever wants them asks the client what it knows then.
 pub(super) struct Item {
-    pub(super) name: OsString,
+    label: Label,
     pub(super) inode: u64,
     /// Type bits.
     pub(super) mode: u32,
-    pub(super) attributes: Option<Attributes>,
+}
+
+enum Label {
+    Dots(&'static str),
+    Name(Name),
+}
+
+impl Item {
+    /// As it is shown.
+    pub(super) fn name(&self) -> &OsStr {
+        match &self.label {
+            Label::Dots(dots) => OsStr::new(dots),
+            Label::Name(name) => OsStr::from_bytes(name.as_bytes()),
+        }
+    }
+
+    /// The attributes that the client knows the entry to have now.
+    pub(super) fn attributes(&self, client: &Client, parent: InodeId) -> Option<Attributes> {
+        match &self.label {
+            Label::Dots(_) => None,
+            Label::Name(name) => client.remembered(parent, name, InodeId(self.inode)),
+        }
+    }
 }
 
 /// Entries from a position on, as many as are at hand: more than one answer takes, usually.
@@ -139,13 +162,12 @@ pub(super) fn stream(
 
 /// `.` and `..`, as far as they lie behind `offset`. The number of `..` is only shown.
 fn dots(inode: InodeId, offset: u64) -> Vec<Item> {
-    let dot = |name: &str| Item {
-        name: name.into(),
+    let dot = |dots| Item {
+        label: Label::Dots(dots),
         inode: inode.0,
         mode: FileKind::Directory.mode_bits(),
-        attributes: None,
     };
-    [".", ".."].iter().skip(offset as usize).map(|name| dot(name)).collect()
+    [".", ".."].into_iter().skip(offset as usize).map(dot).collect()
 }
 
 impl Directory {
@@ -208,10 +230,9 @@ impl Page {
     fn from(&self, position: u64) -> impl Iterator<Item = Item> + '_ {
         let skip = position.saturating_sub(self.start) as usize;
         self.entries.iter().skip(skip).map(|entry| Item {
-            name: OsString::from_vec(entry.name.as_bytes().to_vec()),
+            label: Label::Name(entry.name.clone()),
             inode: entry.inode.0,
             mode: entry.kind.mode_bits(),
-            attributes: entry.attributes,
         })
     }
 }

@@ -358,7 +358,7 @@ impl Filesystem for Adapter {
         let (fh, offset, wanted) = (read.fh, read.offset, Wanted::names(read.size));
         let work = directory::stream(&self.directories, self.client.clone(), fh, offset, wanted);
         self.answer(request, reply, work, |mut reply, mut stream| {
-            stream.fill(|entry, next| reply.add(entry.inode, next, entry.mode, &entry.name));
+            stream.fill(|entry, next| reply.add(entry.inode, next, entry.mode, entry.name()));
             reply.ok()
         });
     }
@@ -367,10 +367,11 @@ impl Filesystem for Adapter {
         let (fh, offset) = (read.fh, read.offset);
         let (timeouts, wanted) = (self.client.timeouts(), Wanted::names_and_attributes(read.size));
         let work = directory::stream(&self.directories, self.client.clone(), fh, offset, wanted);
+        let (client, parent) = (self.client.clone(), inode(request));
         self.answer(request, reply, work, move |mut reply, mut stream| {
-            stream.fill(|item, next| match &item.attributes {
-                Some(attributes) => reply.add(&entry(attributes, timeouts), next, &item.name),
-                None => reply.add_bare(item.inode, next, item.mode, &item.name),
+            stream.fill(|item, next| match item.attributes(&client, parent) {
+                Some(attributes) => reply.add(&entry(&attributes, timeouts), next, item.name()),
+                None => reply.add_bare(item.inode, next, item.mode, item.name()),
             });
             reply.ok()
         });

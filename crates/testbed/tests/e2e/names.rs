@@ -132,6 +132,34 @@ fn names_that_are_removed_while_they_are_listed_hide_no_others() {
     std::fs::remove_dir(&directory).unwrap();
 }
 
+/// Found by a reader: the kernel was told of an entry what had been so when its page was read. A file that was written to
+/// meanwhile, through the same mount, ended where it had ended then.
+#[test]
+fn a_listing_that_takes_long_takes_back_no_change() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let directory = mount.path.join("large");
+    std::fs::create_dir(&directory).unwrap();
+    // Long, so that a page does not fit into what one system call takes.
+    let path = |n: usize| directory.join(format!("{n:0250}"));
+    (0..900).for_each(|n| std::fs::write(path(n), "old").unwrap());
+    let mut entries = std::fs::read_dir(&directory).unwrap();
+    for entry in entries.by_ref().take(20) {
+        entry.unwrap().metadata().unwrap();
+    }
+    std::fs::write(path(800), vec![7; 10_000]).unwrap();
+    std::fs::rename(path(801), path(802)).unwrap();
+    let renamed = std::fs::metadata(path(802)).unwrap().ino();
+    for entry in entries {
+        // Attributes are wanted, so the kernel asks for them with the names.
+        std::fs::metadata(entry.unwrap().path()).ok();
+        assert_eq!(std::fs::metadata(path(800)).unwrap().len(), 10_000);
+        assert!(std::fs::metadata(path(801)).is_err());
+        assert_eq!(std::fs::metadata(path(802)).unwrap().ino(), renamed);
+    }
+    assert_eq!(std::fs::read(path(800)).unwrap(), vec![7; 10_000]);
+}
+
 fn list_long(directory: &Path) -> usize {
     let output = std::process::Command::new("ls").arg("-l").arg(directory).output().unwrap();
     assert!(output.status.success());
