@@ -162,14 +162,22 @@ impl<'a> Servers<'a> {
     ) -> Result<Option<Vec<Segment>>, FsckError> {
         let owner = self.view.meta.iter().find(|meta| meta.slot == inode.slot());
         let Some(partition) = owner.map(|meta| meta.id) else { return Ok(None) };
-        let read = MetaRead::GetLayout { inode };
-        let request = MetaRequest::Read { partition, reader: None, read };
-        match self.ask(&request, partition).await? {
-            Ok(MetaAnswer::Layout { content: Content::Segments(segments), .. }) => {
-                Ok(Some(segments))
+        let (mut all, mut from) = (Vec::new(), 0);
+        loop {
+            let read = MetaRead::GetLayout { inode, from };
+            let request = MetaRequest::Read { partition, reader: None, read };
+            let (segments, end) = match self.ask(&request, partition).await? {
+                Ok(MetaAnswer::Layout { content: Content::Segments(segments), end, .. }) => {
+                    (segments, end)
+                }
+                Ok(MetaAnswer::Layout { .. }) | Err(_) => return Ok(None),
+                Ok(_) => return Err(strange(partition)),
+            };
+            all.extend(segments);
+            match all.last().map(Segment::end).filter(|reached| !end && *reached > from) {
+                Some(reached) => from = reached,
+                None => return Ok(Some(all)),
             }
-            Ok(MetaAnswer::Layout { .. }) | Err(_) => Ok(None),
-            Ok(_) => Err(strange(partition)),
         }
     }
 

@@ -10,6 +10,9 @@ use crate::check::{MetaCheck, MetaChecked, MetaRepair};
 
 /// Entries in one readdir page, at most.
 pub const READDIR_ENTRIES_MAX: u32 = 4096;
+
+/// Segments in one answer to GetLayout: 64 bytes each at most, so half of what a frame takes.
+pub const LAYOUT_SEGMENTS_MAX: usize = 65_536;
 /// Requests in one batch, at most.
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 
@@ -199,6 +202,9 @@ pub enum MetaRead {
     GetLayout {
         /// Which.
         inode: InodeId,
+        /// The map from this place in the file on: where the last part ended, if it did not come whole. If the content
+        /// version is another one then, the parts do not belong together.
+        from: u64,
     },
     /// The dentry, attributes and content map in one (compound of version 1).
     LookupLayout {
@@ -447,8 +453,10 @@ pub enum MetaAnswer {
     Layout {
         /// The file's attributes.
         attributes: Attributes,
-        /// Its content map.
+        /// Its content map: at most [`LAYOUT_SEGMENTS_MAX`] segments.
         content: Content,
+        /// Whether the map ends here.
+        end: bool,
     },
     /// LookupLayout: the layout is there when the inode is a file of the same partition.
     EntryLayout {

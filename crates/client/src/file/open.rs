@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use milpa_types::{AttributeChanges, Attributes, FileKind, InodeId, MetaError};
+use milpa_types::{AttributeChanges, Attributes, FileKind, InodeId, MetaError, Segment};
 use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
 use tokio::time::Instant;
 
 use super::content::Content;
+use super::push::REDOS_MAX;
 use super::under_way::UnderWay;
 use super::{FileState, Handle, Io};
 use crate::call::Call;
@@ -19,6 +20,9 @@ use crate::segments::SegmentMap;
 
 /// Deleted files that are let go at once after an outage.
 const RELEASES_MAX: usize = 64;
+
+/// Files of more segments are asked for again.
+const KEPT_SEGMENTS_MAX: usize = 256;
 
 /// What is kept of a closed file: the content map of one version.
 #[derive(Clone)]
@@ -89,14 +93,43 @@ impl Inner {
         &self,
         inode: InodeId,
     ) -> Result<(Attributes, WireContent), FsError> {
-        let asked = Instant::now();
-        let read = MetaRead::GetLayout { inode };
-        let answer = self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))?;
-        let MetaAnswer::Layout { attributes, content } = answer else {
-            return Err(FsError::Broken("get_layout"));
-        };
-        self.attributes.put(inode, attributes, asked);
-        Ok((attributes, content))
+        for _ in 0..REDOS_MAX {
+            let asked = Instant::now();
+            if let Some((attributes, content)) = self.fetch_layout_once(inode).await? {
+                self.attributes.put(inode, attributes, asked);
+                return Ok((attributes, content));
+            }
+        }
+        Err(MetaError::Busy.into())
+    }
+
+    /// One part after the other; `None` if the content was changed meanwhile.
+    async fn fetch_layout_once(
+        &self,
+        inode: InodeId,
+    ) -> Result<Option<(Attributes, WireContent)>, FsError> {
+        let (mut segments, mut from, mut version) = (Vec::new(), 0, None);
+        loop {
+            let read = MetaRead::GetLayout { inode, from };
+            let answer = self.meta.read(inode, read).await.map_err(|e| self.by_inode(inode, e))?;
+            let MetaAnswer::Layout { attributes, content, end } = answer else {
+                return Err(FsError::Broken("get_layout"));
+            };
+            if *version.get_or_insert(attributes.content_version) != attributes.content_version {
+                return Ok(None);
+            }
+            let WireContent::Segments(part) = content else {
+                return Ok(Some((attributes, content)));
+            };
+            segments.extend(part);
+            if end {
+                return Ok(Some((attributes, WireContent::Segments(segments))));
+            }
+            match segments.last().map(Segment::end).filter(|end| *end > from) {
+                Some(end) => from = end,
+                None => return Err(FsError::Broken("get_layout")),
+            }
+        }
     }
 
     fn known_version(&self, inode: InodeId) -> Option<u64> {
@@ -255,7 +288,7 @@ impl Inner {
             parts.map(|(segments, inline)| KeptLayout { version, segments, inline })
         };
         if self.files.forget(file) {
-            if let Some(kept) = kept {
+            if let Some(kept) = kept.filter(|kept| kept.segments.pieces() <= KEPT_SEGMENTS_MAX) {
                 lock(&self.layouts).insert(file.inode, kept);
             }
             if let Ok(mut io) = file.io.try_lock() {

@@ -13,6 +13,9 @@ use milpa_wire::meta::{
 
 use crate::cluster::META;
 
+/// Segments in one answer: few, so that a file takes several.
+const LAYOUT_SEGMENTS: usize = 3;
+
 pub struct MetaNodes {
     /// Leader of each partition.
     pub leaders: BTreeMap<PartitionId, NodeId>,
@@ -306,13 +309,15 @@ impl MetaNodes {
             MetaRead::ReadLink { inode } => {
                 Ok(MetaAnswer::Target(self.inode(*inode)?.target.clone()))
             }
-            MetaRead::GetLayout { inode } => {
+            MetaRead::GetLayout { inode, from } => {
                 let it = self.inode(*inode)?;
+                let mut rest = it.segments.iter().filter(|segment| segment.end() > *from).cloned();
                 let content = match &it.inline {
                     Some(inline) => Content::Inline(inline.clone()),
-                    None => Content::Segments(it.segments.clone()),
+                    None => Content::Segments(rest.by_ref().take(LAYOUT_SEGMENTS).collect()),
                 };
-                Ok(MetaAnswer::Layout { attributes: it.attributes, content })
+                let end = it.inline.is_some() || rest.next().is_none();
+                Ok(MetaAnswer::Layout { attributes: it.attributes, content, end })
             }
             MetaRead::ReadDirectory { parent, after, limit, with_attributes } => {
                 let names = self.dentries.iter().filter(|((directory, name), _)| {

@@ -65,7 +65,7 @@ async fn a_file_that_is_removed_while_it_is_opened_lives_until_its_close() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         client.lookup(root, &f).await.unwrap();
         cluster.once(Fault::Slow(Duration::from_millis(50)), move |call| {
-            let layout = MetaRead::GetLayout { inode };
+            let layout = MetaRead::GetLayout { inode, from: 0 };
             matches!(call, Call::Meta(_, MetaRequest::Read { read, .. }) if *read == layout)
         });
         let opener = client.clone();

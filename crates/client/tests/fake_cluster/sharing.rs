@@ -519,7 +519,7 @@ async fn who_opens_a_file_while_its_path_is_truncated_appends_at_its_end() {
     let client = cluster.client().await;
     let inode = client.resolve(b"/f", true).await.unwrap().inode;
     cluster.once(Fault::Slow(Duration::from_millis(100)), move |call| {
-        let layout = MetaRead::GetLayout { inode };
+        let layout = MetaRead::GetLayout { inode, from: 0 };
         matches!(call, Call::Meta(_, MetaRequest::Read { read, .. }) if *read == layout)
     });
     let truncating = async {
@@ -532,4 +532,36 @@ async fn who_opens_a_file_while_its_path_is_truncated_appends_at_its_end() {
     client.append(handle, pattern(2, 10), false).await.unwrap();
     client.flush(handle).await.unwrap();
     assert!(read(&cluster.client().await, "/f").await == pattern(2, 10));
+}
+
+/// Found by a reader: the map of a file came in one answer, and one that no frame could hold was never opened again.
+#[tokio::test(start_paused = true)]
+async fn a_map_that_comes_in_parts_is_of_one_version() {
+    let cluster = Cluster::new();
+    let (writer, reader) = (cluster.client().await, cluster.client().await);
+    let handle = create(&writer, "f").await.handle;
+    let mut whole = vec![0; 100_000];
+    let mut write_at = async |at: usize, seed: u8| {
+        let bytes = pattern(seed, 1000);
+        whole[at..at + 1000].copy_from_slice(&bytes);
+        writer.write(handle, at as u64, bytes, false).await.unwrap();
+        writer.flush(handle).await.unwrap();
+        whole.clone()
+    };
+    for i in 0..10 {
+        write_at(99_000 - i * 5_000, i as u8).await;
+    }
+    let inode = reader.resolve(b"/f", true).await.unwrap().inode;
+    assert!(cluster.lock().meta.inodes[&inode].segments.len() > 6, "several parts");
+    cluster.once(Fault::Slow(Duration::from_millis(100)), move |call| {
+        let Call::Meta(_, MetaRequest::Read { read, .. }) = call else { return false };
+        matches!(read, MetaRead::GetLayout { from, .. } if *from > 50_000)
+    });
+    let changing = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        write_at(1_000, 99).await
+    };
+    let (opened, whole) = tokio::join!(reader.open(inode, OpenFlags::read_only()), changing);
+    let got = reader.read(opened.unwrap().handle, 0, 200_000).await.unwrap().concat();
+    assert!(got == whole, "the newest, in one piece");
 }

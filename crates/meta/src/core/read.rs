@@ -2,7 +2,8 @@
 
 use milpa_types::{Attributes, FileKind, InodeId, MetaError, Name, SessionId};
 use milpa_wire::meta::{
-    Content, Entry, MetaAnswer, MetaRead, MetaReply, MetaStatistics, READDIR_ENTRIES_MAX,
+    Content, Entry, LAYOUT_SEGMENTS_MAX, MetaAnswer, MetaRead, MetaReply, MetaStatistics,
+    READDIR_ENTRIES_MAX,
 };
 
 use super::Partition;
@@ -34,17 +35,20 @@ impl Partition {
                 self.directory(*parent)?;
                 Ok(self.page(*parent, after.as_ref(), *limit, *with_attributes))
             }
-            MetaRead::GetLayout { inode } => {
+            MetaRead::GetLayout { inode, from } => {
                 let record = self.visible(reader, *inode)?;
                 let attributes = record.attributes(*inode);
-                let content = self.content(*inode, record).ok_or(MetaError::Invalid)?;
-                Ok(MetaAnswer::Layout { attributes, content })
+                let (content, end) =
+                    self.content(*inode, record, *from).ok_or(MetaError::Invalid)?;
+                Ok(MetaAnswer::Layout { attributes, content, end })
             }
             MetaRead::LookupLayout { parent, name } => {
                 let dentry = self.lookup(*parent, name)?;
                 let entry = self.entry(name, dentry);
                 let record = self.tables.inodes.get(&dentry.inode);
-                let content = record.and_then(|record| self.content(dentry.inode, record));
+                let content = record.and_then(|record| self.content(dentry.inode, record, 0));
+                // One that does not fit is asked for by itself.
+                let content = content.and_then(|(content, end)| end.then_some(content));
                 Ok(MetaAnswer::EntryLayout { entry, content })
             }
             MetaRead::Statistics => Ok(MetaAnswer::Statistics(self.statistics())),
@@ -119,10 +123,15 @@ impl Partition {
     }
 
     /// The content map of a file.
-    fn content(&self, inode: InodeId, record: Inode) -> Option<Content> {
+    /// The content map of a file from a place on, and whether it ends there.
+    fn content(&self, inode: InodeId, record: Inode, from: u64) -> Option<(Content, bool)> {
         match (record.kind, record.body) {
-            (FileKind::File, Body::Inline(content)) => Some(Content::Inline(content)),
-            (FileKind::File, _) => Some(Content::Segments(self.segments(inode).collect())),
+            (FileKind::File, Body::Inline(content)) => Some((Content::Inline(content), true)),
+            (FileKind::File, _) => {
+                let mut rest = self.overlapping(inode, from, u64::MAX);
+                let segments = rest.by_ref().take(LAYOUT_SEGMENTS_MAX).collect();
+                Some((Content::Segments(segments), rest.next().is_none()))
+            }
             _ => None,
         }
     }

@@ -1,7 +1,7 @@
 //! Content maps: publish, truncate, delete; and what goes to the free list.
 
 use milpa_types::{AttributeChanges, FreedRange};
-use milpa_wire::meta::{Content, FlushedFile, LostExtent};
+use milpa_wire::meta::{Content, FlushedFile, LAYOUT_SEGMENTS_MAX, LostExtent};
 use proptest::prelude::*;
 
 use super::*;
@@ -53,7 +53,7 @@ impl OneFile {
     }
 
     fn content(&self) -> Content {
-        match self.solo.partition.read(None, &MetaRead::GetLayout { inode: self.file }) {
+        match self.solo.partition.read(None, &MetaRead::GetLayout { inode: self.file, from: 0 }) {
             Ok(MetaAnswer::Layout { content, .. }) => content,
             other => panic!("not a layout: {other:?}"),
         }
@@ -472,4 +472,31 @@ proptest! {
         lost.sort_unstable();
         prop_assert_eq!(freed, lost);
     }
+}
+
+/// Found by a reader: a file of some 400,000 pieces could be written, and never be opened again.
+#[test]
+fn a_map_of_any_length_is_had_in_parts() {
+    let mut f = OneFile::new();
+    let count = LAYOUT_SEGMENTS_MAX + 10;
+    let all: Vec<Segment> = (0..count as u64).map(|i| segment(i * 10, 5, LARGE, i * 7)).collect();
+    for part in all.chunks(4096) {
+        f.publish(part.to_vec()).unwrap();
+    }
+    let (mut got, mut from, mut answers) = (Vec::new(), 0, 0);
+    loop {
+        let read = MetaRead::GetLayout { inode: f.file, from };
+        let Ok(MetaAnswer::Layout { content: Content::Segments(part), end, .. }) =
+            f.solo.partition.read(None, &read)
+        else {
+            panic!("no layout");
+        };
+        got.extend(part);
+        from = got.last().unwrap().end();
+        answers += 1;
+        if end {
+            break;
+        }
+    }
+    assert!(answers == 2 && got == all);
 }
