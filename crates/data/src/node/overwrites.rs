@@ -176,7 +176,9 @@ impl Disk {
         }
         match proposal.waiting {
             Waiting::Overwrite { extent, length, reply, arrived_us } => match result {
-                Ok(()) => self.answer_overwrite(id, extent, length, reply, arrived_us),
+                Ok(()) => {
+                    self.answer_overwrite(id, (extent, position.index), length, reply, arrived_us);
+                }
                 Err(error) => answer(reply, Err(error)),
             },
             Waiting::Configure { configuration, replies } => {
@@ -190,7 +192,7 @@ impl Disk {
     fn answer_overwrite(
         &mut self,
         id: PartitionId,
-        extent: ExtentId,
+        (extent, index): (ExtentId, u64),
         length: u64,
         reply: Reply,
         arrived_us: u64,
@@ -212,7 +214,7 @@ impl Disk {
         tokio::task::spawn_local(async move {
             tokio::time::sleep(of_others).await;
             for member in configuration.members.iter().filter(|member| **member != node) {
-                let asked = marked(&shared, id, configuration.epoch, extent, *member);
+                let asked = marked(&shared, id, configuration.epoch, (extent, index), *member);
                 if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
                     // The bytes are committed, but a reader may still see the old ones at this
                     // member. The client repeats itself until it is heard or out of the epoch.
@@ -334,15 +336,18 @@ async fn marked(
     shared: &Rc<super::shared::Shared>,
     partition: PartitionId,
     epoch: milpa_types::Epoch,
-    extent: ExtentId,
+    (extent, index): (ExtentId, u64),
     member: NodeId,
 ) -> bool {
     let request = DataRequest::ExtentInfo { partition, epoch, extents: vec![extent], after: None };
     loop {
         match shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await {
             Ok((DataAnswer::Extents(states), _)) => {
-                // A member without the extent serves nobody.
-                if states.iter().all(|state| state.overwritten) {
+                let is_marked = match states.first() {
+                    Some(state) => state.overwritten,
+                    None => lacks_as_of(shared, partition, (extent, index), member).await,
+                };
+                if is_marked {
                     return true;
                 }
             }
@@ -351,6 +356,19 @@ async fn marked(
         }
         tokio::time::sleep(MARK_PAUSE).await;
     }
+}
+
+/// Whether a member that has applied the log up to `index` has nothing of an extent. It serves nobody then, and what it
+/// copies later has the overwrite, and its mark; one that is behind may be copying what has neither.
+async fn lacks_as_of(
+    shared: &Rc<super::shared::Shared>,
+    partition: PartitionId,
+    (extent, index): (ExtentId, u64),
+    member: NodeId,
+) -> bool {
+    let request = DataRequest::Fetch { partition, extent, offset: 0, length: 1, applied: index };
+    let answer = shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await;
+    matches!(answer, Err(DataError::NoExtent))
 }
 
 fn payload_bytes(payload: &Payload) -> u64 {
