@@ -27,7 +27,8 @@ pub struct RaftConfig {
     pub message_bytes_max: usize,
     /// Bytes of one proposal.
     pub entry_bytes_max: usize,
-    /// Uncommitted bytes of one group, above which proposals answer `Busy`.
+    /// Uncommitted bytes of one group, above which proposals answer `Busy`. Also what a group takes in while it
+    /// fetches a snapshot, about: a few messages more.
     pub uncommitted_bytes_max: usize,
     /// Entry bytes of one group handed to the owner in one turn.
     pub committed_bytes_max: usize,

@@ -77,7 +77,7 @@ pub(crate) enum Body {
     SnapshotFailed,
     /// Leader: stand for election now, I hand over to you.
     TimeoutNow,
-    /// Follower: you count on entries that my log has lost; it ends here.
+    /// Follower: you count on entries that my log has lost; up to here it has what is committed.
     LogLost { last: u64 },
     /// Follower: I have forgotten what I promised. Which entry must I have before I may promise again?
     Rejoining { nonce: u64 },
@@ -173,7 +173,11 @@ impl Message {
 
     fn check_entries(&self) -> Result<(), FrameError> {
         let Body::Append { prev, entries, .. } = &self.body else { return Ok(()) };
-        let mut term = prev.term;
+        if (prev.term == 0) != (prev.index == 0) {
+            return Err(FrameError::Inconsistent { what: "only index 0 has term 0" });
+        }
+        // The library takes term 0 for that of any entry that it does not have.
+        let mut term = prev.term.max(1);
         for entry in entries {
             if entry.position.term < term || entry.position.term > self.term {
                 return Err(FrameError::Inconsistent { what: "terms of entries must not fall" });
@@ -199,7 +203,9 @@ fn check_snapshot(snapshot: &SnapshotDescriptor) -> Result<(), FrameError> {
         && !members.learners.iter().any(|node| members.outgoing.contains(node))
         && members.learners_next.iter().all(|node| members.outgoing.contains(node))
         && !members.learners_next.iter().any(|node| members.voters.contains(node))
-        && snapshot.position.index > 0;
+        && (members.is_joint() || !members.auto_leave)
+        && snapshot.position.index > 0
+        && snapshot.position.term > 0;
     if is_good { Ok(()) } else { Err(FrameError::Inconsistent { what: "configuration" }) }
 }
 
@@ -271,15 +277,12 @@ impl Frame {
         let length = u32::from_le_bytes(length) as usize;
         check_count("bytes of head", length, HEAD_BYTES_MAX)?;
         let head = take(&mut bytes, length)?;
-        let (decoded, rest) =
-            postcard::take_from_bytes::<(Vec<(PartitionId, Message)>, Vec<WireEntry>)>(&head)
-                .map_err(|_| FrameError::Malformed)?;
-        let (mut messages, wire_entries) = decoded;
+        let (mut messages, rest) =
+            take_list::<(PartitionId, Message)>("messages", &head, MESSAGES_MAX)?;
+        let (wire_entries, rest) = take_list::<WireEntry>("entries", rest, ENTRIES_MAX)?;
         if !rest.is_empty() {
             return Err(FrameError::Malformed);
         }
-        check_count("messages", messages.len(), MESSAGES_MAX)?;
-        check_count("entries", wire_entries.len(), ENTRIES_MAX)?;
         let mut wire_entries = wire_entries.into_iter();
         for (_, message) in &mut messages {
             if let Body::Append { prev, count, entries, .. } = &mut message.body {
@@ -296,6 +299,19 @@ impl Frame {
 
 fn check_count(what: &'static str, count: usize, limit: usize) -> Result<(), FrameError> {
     if count > limit { Err(FrameError::TooMany { what, count, limit }) } else { Ok(()) }
+}
+
+/// A list's length stands before it, so that one that is too long is refused before it takes memory: a message
+/// may have four bytes on the wire, and takes many times that here.
+fn take_list<'a, T: Deserialize<'a>>(
+    what: &'static str,
+    bytes: &'a [u8],
+    limit: usize,
+) -> Result<(Vec<T>, &'a [u8]), FrameError> {
+    let (count, _) =
+        postcard::take_from_bytes::<usize>(bytes).map_err(|_| FrameError::Malformed)?;
+    check_count(what, count, limit)?;
+    postcard::take_from_bytes(bytes).map_err(|_| FrameError::Malformed)
 }
 
 fn take(bytes: &mut Bytes, length: usize) -> Result<Bytes, FrameError> {
@@ -414,6 +430,42 @@ mod tests {
             Body::Append { prev: position(1, 1), commit: 1, count: u32::MAX, entries: vec![] },
             1,
         );
+    }
+
+    /// Found by a reader: the Raft library takes term 0 for that of any entry that it does not have, so it
+    /// believed to have what was named, and panicked when that was to be committed; and it panics on a
+    /// configuration that leaves a change by itself and is in none.
+    #[test]
+    fn messages_that_the_library_panics_on_are_refused() {
+        let check = |body: Body| {
+            let frame = Frame { messages: vec![(PartitionId(1), Message::new(3, body))] };
+            let decoded = Frame::decode(frame.encode());
+            assert!(matches!(decoded, Err(FrameError::Inconsistent { .. })), "{frame:?}");
+        };
+        let append = |prev: LogPosition, term| {
+            let position = position(term, prev.index + 1);
+            let entries = vec![LogEntry { position, ..LogEntry::default() }];
+            Body::Append { prev, commit: 100, count: 1, entries }
+        };
+        check(append(position(0, 50), 3));
+        check(append(position(3, 0), 3));
+        check(append(position(0, 0), 0));
+        let members = Members::new(&[NodeId(1), NodeId(2)], &[]);
+        let snapshot = |position, members| Body::Snapshot(SnapshotDescriptor { position, members });
+        check(snapshot(position(0, 50), members.clone()));
+        check(snapshot(position(1, 50), Members { auto_leave: true, ..members }));
+    }
+
+    /// Found by a reader: a frame of 16 MiB whose messages have four bytes each took some 600 MiB of memory
+    /// before it was refused.
+    #[test]
+    fn too_many_messages_are_refused_before_they_take_memory() {
+        let mut head = postcard::to_stdvec(&(1_u32 << 20)).unwrap();
+        let mut bytes = (head.len() as u32).to_le_bytes().to_vec();
+        bytes.append(&mut head);
+        let (what, count, limit) = ("messages", 1 << 20, MESSAGES_MAX);
+        let expected = Err(FrameError::TooMany { what, count, limit });
+        assert_eq!(Frame::decode(Bytes::from(bytes)), expected);
     }
 
     proptest! {

@@ -59,9 +59,7 @@ impl Group {
         if self.alone.is_none() {
             // A leader that this one has just answered may still serve reads on the strength of it.
             let may_be_led = !self.is_leader() && !self.may_vote(setting, now_ms);
-            let log = &self.raw.raft.raft_log;
-            let is_durable = !self.has_undurable_log() && log.last_index() == log.persisted;
-            if may_be_led || self.install.is_some() || !is_durable {
+            if may_be_led || self.install.is_some() || self.has_undurable_log() {
                 return Err(ProposeError::Busy { group });
             }
             self.leave(without)?;

@@ -30,6 +30,9 @@ impl Group {
                 self.leader_heard_ms = Some(now_ms);
                 self.tell_lost(from, &message);
                 self.tell_rejoining(from, message.term, now_ms);
+                if self.has_no_room_for(&message, setting) {
+                    return;
+                }
             }
             Body::HeartbeatAnswer { stamp_ms, installing, .. }
                 if self.is_leader() && message.term == raft.term =>
@@ -75,6 +78,14 @@ impl Group {
         }
     }
 
+    /// Nothing is delivered while a snapshot is fetched, so all that comes in stays in memory. When that is
+    /// enough, entries count as lost on the way: the leader sends them again, and its heartbeats are answered.
+    fn has_no_room_for(&self, message: &Message, setting: &Setting) -> bool {
+        matches!(&message.body, Body::Append { entries, .. } if !entries.is_empty())
+            && self.install.is_some()
+            && self.tail_bytes() >= setting.config.uncommitted_bytes_max
+    }
+
     /// Whether the promise to the last leader, and to the one before a restart, has run out.
     pub(super) fn may_vote(&self, setting: &Setting, now_ms: u64) -> bool {
         self.leader_heard_ms
@@ -89,11 +100,13 @@ impl Group {
         if self.is_rejoining() {
             return;
         }
-        let last = self.raw.raft.raft_log.last_index();
+        let log = &self.raw.raft.raft_log;
+        let (last, committed) = (log.last_index(), log.committed);
         if commit > last {
             tracing::error!(group = self.id.0, commit, last, %leader,
                 "leader counts on entries that are not in this log");
-            let message = Message::new(message.term, Body::LogLost { last });
+            // What was lost may have cut off what stands here behind that.
+            let message = Message::new(message.term, Body::LogLost { last: committed });
             self.failures.push((leader, message));
         }
     }
@@ -116,8 +129,8 @@ impl Group {
             // What it says is committed here rests on what we acknowledged, and may have forgotten.
             MessageType::MsgHeartbeat if self.is_rejoining() => raw.commit = 0,
             MessageType::MsgHeartbeat if raw.term >= raft.term && raw.commit > last => {
-                // We cannot commit what we do not have.
-                raw.commit = last;
+                // What we have in its place may be of another leader (`tell_lost`).
+                raw.commit = raft.raft_log.committed;
             }
             MessageType::MsgAppendResponse if raw.term == raft.term && self.is_leader() => {
                 if !raw.reject {

@@ -14,7 +14,8 @@
 //!   here until term and vote are durable ([`Group::collect`]).
 //! * With `batch_append` it appends entries to a waiting empty append of another position (found
 //!   by `storms_lose_nothing`: a follower took entry 28 for entry 26): [`Group::anchor`].
-//! * It panics on messages that no correct node sends: [`Group::sanitize`].
+//! * It panics on messages that no correct node sends: those that are wrong in themselves are refused when a
+//!   frame is decoded, those that are wrong here by [`Group::sanitize`].
 //! * A follower that crashes while it fetches a snapshot would never be offered another one:
 //!   [`Group::watch_snapshot`].
 //! * A node that is paused or restarts forgets that it promised its leader not to vote for others:
@@ -450,8 +451,10 @@ impl Group {
             && self.lease.is_valid(&self.present, self.node, lease_ms, now_ms)
     }
 
+    /// What waits for the disk, and what the library has and no turn has taken yet.
     fn has_undurable_log(&self) -> bool {
-        !self.pending.is_empty() || !self.queued.is_empty()
+        let log = &self.raw.raft.raft_log;
+        !self.pending.is_empty() || !self.queued.is_empty() || log.persisted < log.last_index()
     }
 
     /// Whether everything about the group that was decided so far is on disk.

@@ -128,11 +128,25 @@ impl Group {
         let is_due = (hard.term, hard.vote) != self.written_hard
             || self.is_commit_unwritten && (!ready.entries().is_empty() || !self.queued.is_empty());
         if is_due {
-            let (term, vote, commit) = (hard.term, some_node(hard.vote), hard.commit);
-            self.written_hard = (term, hard.vote);
-            self.is_commit_unwritten = false;
-            out.records.push(Record::HardState { group: self.id, term, vote, commit });
+            self.written_hard = (hard.term, hard.vote);
+            let record = self.hard_state();
+            self.is_commit_unwritten = self.writable_commit() < hard.commit;
+            out.records.push(record);
         }
+    }
+
+    fn hard_state(&self) -> Record {
+        let hard = &self.raw.store().hard_state;
+        let (term, vote) = (hard.term, some_node(hard.vote));
+        Record::HardState { group: self.id, term, vote, commit: self.writable_commit() }
+    }
+
+    /// The commit index as far as it may be written. What is committed beyond what is durable here stands
+    /// behind this record in the log, and a crash may leave the record without it: then it would name the
+    /// entries as committed that stood there before (found by
+    /// `what_a_batch_that_was_cut_in_two_leaves_is_never_taken_for_committed`).
+    fn writable_commit(&self) -> u64 {
+        self.raw.store().hard_state.commit.min(self.raw.raft.raft_log.persisted)
     }
 
     fn write_snapshot(&mut self, ready: &raft::Ready, out: &mut Collected) -> Option<u64> {
@@ -228,9 +242,8 @@ impl Group {
     /// far as it is known to be committed: a voter that took itself for a learner again would not stand
     /// for election, though nobody else may have its newest entries.
     fn write_commit(&mut self) {
-        let hard = &self.raw.store().hard_state;
-        let (term, vote, commit) = (hard.term, some_node(hard.vote), hard.commit);
-        self.queued.push(Record::HardState { group: self.id, term, vote, commit });
+        let record = self.hard_state();
+        self.queued.push(record);
     }
 
     fn send(&mut self, raws: Vec<Raw>, out: &mut Collected, setting: &Setting, now_ms: u64) {

@@ -10,12 +10,13 @@ use crate::types::{ReadReady, Role};
 
 mod alone;
 mod founders;
+mod hostile;
 mod leaving;
 mod rejoining;
 mod restart;
 mod world;
 
-use world::{World, world};
+use world::{Machine, World, world};
 
 #[test]
 fn a_new_group_has_a_leader_in_well_under_a_second() {
@@ -294,6 +295,65 @@ fn a_follower_whose_log_lost_what_it_had_acknowledged_gets_it_again() {
     world.check();
 }
 
+/// Found by a reader: a disk had lied about the batch with which a new leader's entries took the place of an
+/// old one's. The old ones were back, and were taken for what the heartbeat said was committed.
+#[test]
+fn a_follower_whose_log_lost_a_truncation_commits_nothing_that_had_been_cut_off() {
+    let group = PartitionId(1);
+    let mut world = world(14, 3);
+    world.found(1, &[0, 1, 2]);
+    world.run(1000);
+    assert_eq!(world.leader(1), Some(0));
+    let links = [1, 2].map(NodeId).into_iter().flat_map(|i| [(NodeId(0), i), (i, NodeId(0))]);
+    world.cut.extend(links);
+    let propose = |world: &mut World, text| world.propose(1, text).unwrap();
+    let old = [0, 1].map(|i| propose(&mut world, format!("old {i}")));
+    world.until("another leader", |world| world.leader(1).is_some_and(|i| i != 0));
+    let leader = world.leader(1).unwrap();
+    let new = [0; 6].map(|_| propose(&mut world, "new".into()));
+    assert!(new[5].index > old[1].index);
+    world.run(300);
+    let (disk, machine) = (world.nodes[0].disk.image(), world.nodes[0].machines[&group].clone());
+    let has_all = |world: &mut World| {
+        world.nodes[0].machines[&group].index == world.nodes[leader].machines[&group].index
+    };
+    assert!(!has_all(&mut world));
+    world.cut.clear();
+    world.until("it has all", has_all);
+    world.crash(0, 20);
+    world.nodes[0].disk = disk;
+    world.nodes[0].machines.insert(group, machine);
+    world.until("it has all again", has_all);
+    assert_eq!(world.leader(1), Some(leader));
+    world.check();
+}
+
+/// The third node fetches a snapshot up to the index returned, and will not end; the first one, who offered it,
+/// is gone, and the second one leads and has all entries.
+fn fetch_for_long(world: &mut World) -> (u64, Option<Machine>) {
+    let group = PartitionId(1);
+    world.fetch_ms_max = 1;
+    world.found(1, &[0, 1, 2]);
+    world.run(300);
+    world.crash(2, 500);
+    for i in 0..50 {
+        world.propose(1, format!("{i}"));
+        world.run(4);
+    }
+    // Only the leader forgets its log.
+    world.snapshot(0, group);
+    let index = world.nodes[0].machines[&group].index;
+    world.multi(0).compact(group, index);
+    world.until("the snapshot is asked for", |world| !world.nodes[2].fetching.is_empty());
+    let fetching = &mut world.nodes[2].fetching[0];
+    let state = fetching.2.take();
+    fetching.0 = u64::MAX;
+    world.crash(0, u64::MAX / 2);
+    world.until("the next leader", |world| world.leader(1) == Some(1));
+    world.run(100);
+    (index, state)
+}
+
 /// The story: a follower was fetching a snapshot when its leader died. The next one still had the
 /// entries in its log, and the follower caught up by them. Then the fetch ended, the owner put the
 /// snapshot in the place of the newer state, and Raft, which had delivered all entries, delivered none
@@ -303,25 +363,7 @@ fn nothing_is_delivered_while_a_snapshot_is_fetched_and_all_that_it_lacks_afterw
     let group = PartitionId(1);
     for is_fetched in [true, false] {
         let mut world = world(12, 3);
-        world.fetch_ms_max = 1;
-        world.found(1, &[0, 1, 2]);
-        world.run(300);
-        world.crash(2, 500);
-        for i in 0..50 {
-            world.propose(1, format!("{i}"));
-            world.run(4);
-        }
-        // Only the leader forgets its log.
-        world.snapshot(0, group);
-        let index = world.nodes[0].machines[&group].index;
-        world.multi(0).compact(group, index);
-        world.until("the snapshot is asked for", |world| !world.nodes[2].fetching.is_empty());
-        let fetching = &mut world.nodes[2].fetching[0];
-        let state = fetching.2.take();
-        fetching.0 = u64::MAX;
-        world.crash(0, u64::MAX / 2);
-        world.until("the next leader", |world| world.leader(1) == Some(1));
-        world.run(100);
+        let (index, state) = fetch_for_long(&mut world);
         let last = world.propose(1, "more".into()).unwrap();
         // Its log counts at once, though its owner gets nothing yet.
         world.until("a majority", |world| world.nodes[1].machines[&group].index == last.index);
@@ -336,6 +378,36 @@ fn nothing_is_delivered_while_a_snapshot_is_fetched_and_all_that_it_lacks_afterw
         );
         world.check();
     }
+}
+
+/// Found by a reader: what was committed while a snapshot was fetched stayed in memory, however long that took.
+#[test]
+fn who_fetches_a_snapshot_for_long_does_not_fill_its_memory() {
+    const LIMIT_BYTES: usize = 40_000;
+    let group = PartitionId(1);
+    let mut world = world(12, 3);
+    (world.tail_bytes, world.uncommitted_bytes) = (LIMIT_BYTES, LIMIT_BYTES);
+    (0..3).for_each(|i| world.crash(i, 1));
+    world.run(2);
+    let (_, state) = fetch_for_long(&mut world);
+    world.nodes[0].restart_ms = world.now_ms;
+    world.run(500);
+    let mut most_bytes = 0;
+    for _ in 0..300 {
+        world.propose(1, "x".repeat(1000)).unwrap();
+        world.run(4);
+        let bytes = world.multi(2).tail_bytes();
+        assert!(bytes < 2 * LIMIT_BYTES, "{bytes} bytes");
+        most_bytes = most_bytes.max(bytes);
+    }
+    assert!(most_bytes >= LIMIT_BYTES, "it was put to the test: {most_bytes}");
+    let fetching = &mut world.nodes[2].fetching[0];
+    (fetching.0, fetching.2) = (0, state);
+    assert_eq!(world.leader(1), Some(1), "the one who fetches does not stand for election");
+    world.until("it catches up", |world| {
+        world.nodes[2].machines[&group].index == world.nodes[1].machines[&group].index
+    });
+    world.check();
 }
 
 /// The log on disk is long, the memory for it short: who lags behind the memory gets a snapshot.

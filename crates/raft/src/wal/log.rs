@@ -427,7 +427,9 @@ impl Wal {
         seq: u64,
         wanted: &[(PartitionId, u64, u64)],
     ) -> Result<Option<Vec<Record>>, WalError> {
-        let result = scan::read_live_entries(self.storage.as_mut(), &self.options, seq, wanted);
+        let next_seq = self.older.get(1).map_or(self.current.seq, |&(seq, _)| seq);
+        let storage = self.storage.as_mut();
+        let result = scan::read_live_entries(storage, &self.options, seq, next_seq, wanted);
         self.is_fenced |= result.is_err();
         let entries = result?;
         if entries.is_none() {

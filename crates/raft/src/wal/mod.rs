@@ -90,7 +90,8 @@
 //! tail* of a crash: it was never acknowledged and is dropped. A bad batch with something after it
 //! is *corruption*: nothing is truncated, and [`Recovered::damaged`] says which groups lost which
 //! entries, and whose vote is unknown. The trace in the following batch pins the damage to the
-//! groups that were in the lost one; if that is unreadable too, every group is suspect.
+//! groups that were in the lost one; if that is unreadable too, every group is suspect that was not
+//! founded later.
 //!
 //! Records left by a reused file's former life never verify, because the salt differs. Since the
 //! salt is secret, user data cannot be made to look like a batch either.
@@ -100,7 +101,8 @@
 //! A segment is freed when no group needs anything in it. Hard states and starts of logs are
 //! copied forward; live entries only when there are more than
 //! [`WalOptions::segments_max`] segments and the entries are few. So a busy owner must compact its
-//! groups, also the idle ones.
+//! groups, also the idle ones. From a segment of which any batch is unreadable no entries are copied: it
+//! stays until they are compacted.
 //!
 //! # However
 //!

@@ -64,7 +64,7 @@ pub enum Record {
         term: u64,
         /// Whom this replica voted for in that term.
         vote: Option<NodeId>,
-        /// The last index known to be committed.
+        /// An index known to be committed: the last one, or what was durable here if that is less.
         commit: u64,
     },
     /// An entry.

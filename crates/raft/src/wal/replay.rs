@@ -155,9 +155,20 @@ impl Building {
 #[derive(Debug, Default)]
 pub(crate) struct Replay {
     groups: BTreeMap<PartitionId, Building>,
+    /// Batches of which nothing is known were lost. A group first read after them may have had records there.
+    has_hole: bool,
 }
 
 impl Replay {
+    fn building(&mut self, group: PartitionId) -> &mut Building {
+        let has_hole = self.has_hole;
+        self.groups.entry(group).or_insert_with(|| Building {
+            vote_lost: has_hole,
+            suspect: has_hole.then(Suspect::default),
+            ..Building::default()
+        })
+    }
+
     pub(crate) fn apply(&mut self, stored: &Stored) {
         match stored {
             Stored::Record(record) => self.record(record),
@@ -171,7 +182,7 @@ impl Replay {
             self.groups.remove(group);
             return;
         }
-        let building = self.groups.entry(record.group()).or_default();
+        let building = self.building(record.group());
         match record {
             Record::GroupRemoved { .. } => {}
             Record::GroupCreated { mark, members, .. } => {
@@ -203,7 +214,7 @@ impl Replay {
     /// A copy fills in what is missing because its original's segment was freed. It says nothing
     /// new. (Nothing is carried while damage is known, so it cannot hide any.)
     fn carried(&mut self, record: &Record) {
-        let building = self.groups.entry(record.group()).or_default();
+        let building = self.building(record.group());
         match record {
             Record::Entry { entry, .. } if entry.position.index > building.mark.index => {
                 building.entries.entry(entry.position.index).or_insert_with(|| entry.clone());
@@ -233,7 +244,7 @@ impl Replay {
 
     /// A copy of an entry. Entries above it have nothing to do with that: it was written before them.
     fn lost_copy(&mut self, group: PartitionId, index: u64) {
-        let building = self.groups.entry(group).or_default();
+        let building = self.building(group);
         if index > building.mark.index && !building.entries.contains_key(&index) {
             building.lost.push((index, index));
         }
@@ -245,7 +256,7 @@ impl Replay {
     }
 
     fn lost_line(&mut self, line: &TraceLine) {
-        let building = self.groups.entry(PartitionId(line.group)).or_default();
+        let building = self.building(PartitionId(line.group));
         building.vote_lost |= line.flags & TRACE_VOTE != 0;
         if line.flags & TRACE_SHAPE != 0 {
             building.suspect = Some(Suspect::default());
@@ -262,6 +273,7 @@ impl Replay {
 
     /// Batches of which nothing is known.
     pub(crate) fn lost_anything(&mut self) {
+        self.has_hole = true;
         for building in self.groups.values_mut() {
             building.vote_lost = true;
             building.suspect = Some(Suspect::default());

@@ -129,22 +129,30 @@ impl Segment {
     }
 }
 
-/// Reads one segment whole. `None` if neither copy of its header verifies.
+/// Reads a segment's header. `None` if neither copy of it verifies.
+fn read_header(
+    storage: &mut dyn LogStorage,
+    seq: u64,
+    options: &WalOptions,
+) -> Result<Option<SegmentHeader>, WalError> {
+    let mut head = vec![0; SEGMENT_HEADER_BYTES as usize];
+    storage.read(&segment_name(seq), 0, &mut head)?;
+    let header = SegmentHeader::decode(&head).filter(|header| header.seq == seq);
+    if let Some(found) = header.as_ref().filter(|header| header.owner != options.owner) {
+        return Err(WalError::WrongOwner { expected: options.owner, found: found.owner });
+    }
+    Ok(header)
+}
+
+/// Reads one segment whole. `None` if its header is unreadable.
 fn read_segment(
     storage: &mut dyn LogStorage,
     seq: u64,
     options: &WalOptions,
 ) -> Result<Option<Segment>, WalError> {
-    let name = segment_name(seq);
-    let mut head = vec![0; SEGMENT_HEADER_BYTES as usize];
-    storage.read(&name, 0, &mut head)?;
-    let Some(header) = SegmentHeader::decode(&head).filter(|header| header.seq == seq) else {
-        return Ok(None);
-    };
-    if header.owner != options.owner {
-        return Err(WalError::WrongOwner { expected: options.owner, found: header.owner });
-    }
-    let bytes = read_up_to(storage, &name, usize::try_from(header.segment_bytes).unwrap_or(0))?;
+    let Some(header) = read_header(storage, seq, options)? else { return Ok(None) };
+    let size = usize::try_from(header.segment_bytes).unwrap_or(0);
+    let bytes = read_up_to(storage, &segment_name(seq), size)?;
     Ok(Some(Segment { header, bytes }))
 }
 
@@ -328,26 +336,34 @@ impl Scanner {
 
 /// Reads the entries of segment `seq` that lie in `wanted` (group, first and last index), to copy
 /// them forward. `None` if one of them cannot be read.
+///
+/// The batches are those up to the first one of `next_seq`, the segment after it: behind them may stand what a
+/// crash had torn and recovery has dropped. All of them must be whole, as an entry stands only if no later one
+/// has taken its place.
 pub(crate) fn read_live_entries(
     storage: &mut dyn LogStorage,
     options: &WalOptions,
     seq: u64,
+    next_seq: u64,
     wanted: &[(PartitionId, u64, u64)],
 ) -> Result<Option<Vec<Record>>, WalError> {
+    let Some(next) = read_header(storage, next_seq, options)? else { return Ok(None) };
     let Some(segment) = read_segment(storage, seq, options)? else { return Ok(None) };
     let is_wanted = |group: PartitionId, index: u64| {
         wanted.iter().any(|&(g, first, last)| g == group && (first..=last).contains(&index))
     };
     let mut found = BTreeMap::new();
     let mut position = SEGMENT_HEADER_BYTES;
-    while let Some(header) = segment.batch_header(position) {
-        position += header.padded_bytes();
-        for (stored, _) in segment.batch(header).records {
-            let Ok(Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
+    for number in segment.header.first_batch..next.first_batch {
+        let header = segment.batch_header(position).filter(|header| header.number == number);
+        let batch = header.map(|header| segment.batch(header)).filter(Batch::is_whole);
+        let Some(batch) = batch else { return Ok(None) };
+        position += batch.header.padded_bytes();
+        for stored in batch.records.into_iter().filter_map(|(stored, _)| stored.ok()) {
+            let (Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
             if let Record::Entry { group, entry } = &record
                 && is_wanted(*group, entry.position.index)
             {
-                // The last one written stands; those before it were truncated.
                 found.insert((*group, entry.position.index), record);
             }
         }

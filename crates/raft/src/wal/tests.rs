@@ -236,6 +236,80 @@ fn a_lost_or_unreadable_segment_makes_every_group_suspect() {
     assert!(open(&disk).1.damaged.is_empty());
 }
 
+/// Found by a reader: only groups that had been read before the unreadable segment were suspect. One that was
+/// first read after it passed for whole, without its vote and with fewer entries than it had acknowledged, and
+/// the segment that proved the loss was freed.
+#[test]
+fn a_group_that_is_first_read_after_a_hole_is_suspect() {
+    for mark in [3, 5] {
+        let disk = MemoryStorage::default();
+        let (mut wal, _) = open(&disk);
+        let mut records = vec![created(1), hard(1, 7, 1)];
+        records.extend((2..=5).map(|index| entry(1, 1, index, 10)));
+        records.extend([created(2), hard(2, 1, 1), entry(2, 1, 2, 22_000)]);
+        wal.append(&[batch(&records)]).unwrap();
+        wal.append(&[batch(&[compacted(1, 1, mark)])]).unwrap();
+        assert_eq!(wal.stats().segments, 2);
+        disk.damage(&segment_name(1), 30);
+        disk.damage(&segment_name(1), 4096 + 30);
+        let (mut wal, recovered) = open(&disk);
+        let group = PartitionId(1);
+        let expected = Damage { group, vote_lost: true, entries: vec![], is_unbounded: true };
+        assert_eq!(recovered.damaged, [expected], "compacted up to {mark}");
+        // What was founded since cannot have lost anything in it.
+        wal.append(&[batch(&[created(3), hard(3, 1, 1)])]).unwrap();
+        assert!(disk.list().unwrap().contains(&segment_name(1)), "the proof is kept");
+        assert_eq!(open(&disk).1.damaged, recovered.damaged);
+    }
+}
+
+/// Appends to group 2, and compacts it, until the first segment is old enough to be freed.
+fn outgrow_first_segment(wal: &mut Wal) {
+    for i in 3..20 {
+        wal.append(&[batch(&[entry(2, 1, i, 28_000), compacted(2, 1, i - 1)])]).unwrap();
+    }
+}
+
+/// Found by a reader: a crash had torn a batch at the end of a segment, and recovery had dropped it. When the
+/// segment was to be freed, an entry of it was copied forward in the place of the one that is in the log.
+#[test]
+fn what_a_torn_batch_held_is_not_carried_forward() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = open(&disk);
+    let durable = [created(1), hard(1, 1, 1), entry(1, 1, 2, 10), created(2), hard(2, 1, 1)];
+    wal.append(&[batch(&durable)]).unwrap();
+    disk.fail_sync_after(0);
+    let cut = Record::Truncated { group: PartitionId(1), from: 2 };
+    assert!(wal.append(&[batch(&[cut, entry(1, 2, 2, 10), entry(2, 1, 2, 3500)])]).is_err());
+    let last_sector = disk.dirty_sectors() - 1;
+    disk.crash(|n| n != last_sector);
+    disk.fail_sync_after(u64::MAX);
+    let (mut wal, recovered) = open(&disk);
+    assert!(recovered.has_torn_tail);
+    outgrow_first_segment(&mut wal);
+    assert!(!disk.list().unwrap().contains(&segment_name(1)), "freed");
+    let (_, recovered) = open(&disk);
+    assert_eq!(recovered.groups[0].entries[0].position, at(1, 2));
+    assert_eq!(recovered.damaged, []);
+}
+
+/// Found while reading for the one above: what had replaced an entry rotted while the process ran, and the
+/// replaced one was copied forward.
+#[test]
+fn a_segment_is_kept_if_what_replaced_an_entry_cannot_be_read() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = open(&disk);
+    let before = [created(1), hard(1, 1, 1), entry(1, 1, 2, 10), created(2), hard(2, 1, 1)];
+    wal.append(&[batch(&before)]).unwrap();
+    let cut = Record::Truncated { group: PartitionId(1), from: 2 };
+    wal.append(&[batch(&[cut, entry(1, 2, 2, 10)])]).unwrap();
+    let body = 64 + record::trace_bytes(2) + 48 + 48 + 8;
+    assert!(disk.damage(&segment_name(1), SEGMENT_START + 4096 + body));
+    outgrow_first_segment(&mut wal);
+    assert!(disk.list().unwrap().contains(&segment_name(1)), "kept");
+    assert_eq!(open(&disk).1.damaged[0].entries, [(2, 2)]);
+}
+
 #[test]
 fn another_owner_is_refused() {
     let disk = MemoryStorage::default();

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
-use crate::wal::{EntryKind, LogEntry};
+use crate::message::{Body, Message};
+use crate::wal::{EntryKind, LogEntry, MemoryStorage, Wal, WalOptions};
 
 const GROUP: PartitionId = PartitionId(1);
 
@@ -104,4 +105,57 @@ fn what_the_owner_has_seen_come_out_of_the_log_is_committed() {
     assert_eq!(commit(2, 12), 12);
     assert_eq!(commit(1, 12), 10, "another entry");
     assert_eq!(commit(2, 14), 10, "the log has lost it");
+}
+
+fn entries(term: u64, indexes: std::ops::RangeInclusive<u64>) -> Vec<LogEntry> {
+    let position = |index| LogPosition { term, index };
+    indexes.map(|index| LogEntry { position: position(index), ..LogEntry::default() }).collect()
+}
+
+/// What is recovered of the group when the log has these records.
+fn recovered_from(records: &[Record]) -> RecoveredGroup {
+    let disk = MemoryStorage::default();
+    let options = WalOptions::new([1; 16], 1);
+    let (mut wal, _) = Wal::open(disk.clone(), options.clone()).unwrap();
+    wal.append(&[LogBatch { number: 1, records: records.to_vec() }]).unwrap();
+    Wal::open(disk, options).unwrap().1.groups.remove(0)
+}
+
+/// Found by a reader: the hard state named as committed what stood behind it in the same batch. The segment
+/// ended between them, power went, and the entries of a deposed leader that had stood there before came out as
+/// committed.
+#[test]
+fn what_a_batch_that_was_cut_in_two_leaves_is_never_taken_for_committed() {
+    let group = GROUP;
+    let members = Members::new(&[NodeId(0), NodeId(1), NodeId(2)], &[]);
+    let mark = LogPosition { term: 1, index: 1 };
+    let mut log = vec![
+        Record::GroupCreated { group, mark, members },
+        Record::HardState { group, term: 2, vote: None, commit: 4 },
+    ];
+    let before = [entries(1, 2..=4), entries(2, 5..=6)].concat();
+    log.extend(before.into_iter().map(|entry| Record::Entry { group, entry }));
+    let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+    let recovered = Recovered { groups: vec![recovered_from(&log)], ..Recovered::default() };
+    assert!(multi.recover(recovered, &BTreeMap::new(), 0).is_empty());
+    let mut take = |prev: LogPosition, entries: Vec<LogEntry>| {
+        let count = entries.len() as u32;
+        let body = Body::Append { prev, commit: 20, count, entries };
+        let frame = Frame { messages: vec![(group, Message::new(3, body))] };
+        multi.step_frame(NodeId(1), frame.encode(), 1).unwrap();
+        let batch = multi.turn(1).batch.unwrap();
+        multi.persisted(batch.number, 1);
+        batch.records
+    };
+    let records = take(LogPosition { term: 1, index: 4 }, entries(3, 5..=20));
+    for count in 0..=records.len() {
+        let recovered = recovered_from(&[&log, &records[..count]].concat());
+        let committed = recovered.entries.iter().filter(|it| it.position.index <= recovered.commit);
+        let is_old = |entry: &&LogEntry| entry.position.term == 2;
+        assert_eq!(committed.filter(is_old).count(), 0, "{count} of {}", records.len());
+    }
+    // What could not be said then is said with the next records.
+    let next = take(LogPosition { term: 3, index: 20 }, entries(3, 21..=21));
+    let all = [log, records, next].concat();
+    assert_eq!(recovered_from(&all).commit, 20);
 }

@@ -58,6 +58,8 @@ pub(super) struct World {
     pub(super) keep_entries: u64,
     /// Bytes of applied entries that a group keeps in memory.
     pub(super) tail_bytes: usize,
+    /// Bytes that a group takes in and cannot apply yet.
+    pub(super) uncommitted_bytes: usize,
     pub(super) frames: u64,
     /// Nodes that may have committed, and applied, what the others have not: empty entries and changes.
     pub(super) strays: BTreeSet<usize>,
@@ -94,6 +96,7 @@ pub(super) fn world(seed: u64, count: u32) -> World {
         reads: Vec::new(),
         keep_entries: u64::MAX,
         tail_bytes: RaftConfig::default().tail_bytes_max,
+        uncommitted_bytes: RaftConfig::default().uncommitted_bytes_max,
         frames: 0,
         strays: BTreeSet::new(),
     };
@@ -120,7 +123,10 @@ impl World {
         // Both ways are to survive the storms.
         let announces_commits = self.seed % 3 != 1;
         let tail_bytes_max = self.tail_bytes;
-        let config = RaftConfig { announces_commits, tail_bytes_max, ..RaftConfig::default() };
+        let mut config = RaftConfig { announces_commits, tail_bytes_max, ..RaftConfig::default() };
+        config.uncommitted_bytes_max = self.uncommitted_bytes;
+        config.message_bytes_max = config.message_bytes_max.min(self.uncommitted_bytes);
+        config.entry_bytes_max = config.entry_bytes_max.min(self.uncommitted_bytes);
         let mut multi = MultiRaft::new(node.id, config, seed).unwrap();
         let starts = node.machines.iter().map(|(&group, machine)| {
             let position = machine.applied.get(&machine.index);
