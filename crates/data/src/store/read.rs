@@ -103,9 +103,18 @@ fn read_range(
     Ok(StoredBytes { bytes: whole.slice(start..start + length), checksums })
 }
 
-/// Finds out which block it is that the disk cannot read: that one is to be repaired, and no other.
-fn read_one_by_one(file: &OpenFile, first: u64, buffer: &mut [u8]) -> Result<(), StoreError> {
+/// Finds out which block it is that the disk cannot read: that one is to be repaired, and no other. Freed ones may be
+/// unreadable.
+fn read_one_by_one(
+    file: &OpenFile,
+    first: u64,
+    buffer: &mut [u8],
+    freed: &[u64],
+) -> Result<(), StoreError> {
     for (block, bytes) in (first..).zip(buffer.chunks_mut(BLOCK)) {
+        if freed.contains(&block) {
+            continue;
+        }
         let read = file.read_at(bytes, block * BLOCK_BYTES);
         read.map_err(|source| StoreError::ReadFailed { block, source })?;
     }
@@ -152,14 +161,14 @@ pub(super) fn read_blocks(
     if let Some((block, slot)) = tail {
         put(block, slot);
     }
-    for block in freed {
+    for block in freed.iter().copied() {
         let block_length = (length - block * BLOCK_BYTES).min(BLOCK_BYTES);
         put(block, Slot::Freed { length: block_length as u16 });
     }
     let end = length.min((first + count) * BLOCK_BYTES);
     buffer.resize(end.saturating_sub(first * BLOCK_BYTES) as usize, 0);
     match file.read_at(buffer, first * BLOCK_BYTES) {
-        Err(_) if count > 1 => read_one_by_one(file, first, buffer)?,
+        Err(_) if count > 1 || !freed.is_empty() => read_one_by_one(file, first, buffer, &freed)?,
         read => read.map_err(failed)?,
     }
     Ok(slots)
