@@ -291,12 +291,7 @@ impl Run {
         match filling.in_epoch(self.configuration.epoch, extent, seal).await? {
             Ok(()) => {}
             Err(StoreError::NoExtent) if length == 0 => return Ok(false),
-            Err(
-                StoreError::Shorter { .. }
-                | StoreError::NoExtent
-                | StoreError::Corrupt { .. }
-                | StoreError::Doubtful { .. },
-            ) if source != self.node => {
+            Err(error) if error.is_lack() && source != self.node => {
                 filling.fill(new, length, self.configuration.epoch, source).await?;
             }
             Err(error) => return Err(error.into()),

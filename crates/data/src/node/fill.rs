@@ -26,6 +26,8 @@ const FILL_BYTES_MAX: u64 = 256 << 10;
 /// it by then. A new page of memory costs the kernel, and the host of a virtual machine, more than one that
 /// was in use just now.
 const RELEASE_BEHIND: u64 = 8 << 20;
+/// How often a block is read before it counts as unreadable.
+const READS_MAX: u32 = 4;
 
 /// Where fetched bytes go.
 #[derive(Clone)]
@@ -275,8 +277,8 @@ fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, Stor
         Err(error) => return Err(error),
     }
     if held_bytes(store, new.id)? > length {
-        match store.seal(new.id, length) {
-            Err(StoreError::Corrupt { .. } | StoreError::Doubtful { .. }) => {
+        match seal_patiently(store, new.id, length) {
+            Err(error) if error.damaged_block().is_some() => {
                 store.cut_for_repair(new.id, length / BLOCK_BYTES)?;
             }
             sealed => sealed?,
@@ -286,6 +288,18 @@ fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, Stor
         store.reopen_for_repair(new.id)?;
     }
     held_bytes(store, new.id)
+}
+
+/// A disk that failed to read once is asked again.
+fn seal_patiently(store: &ExtentStore, id: ExtentId, length: u64) -> Result<(), StoreError> {
+    let mut sealed = store.seal(id, length);
+    for _ in 1..READS_MAX {
+        if !matches!(sealed, Err(StoreError::ReadFailed { .. })) {
+            break;
+        }
+        sealed = store.seal(id, length);
+    }
+    sealed
 }
 
 pub(super) fn held_bytes(store: &ExtentStore, extent: ExtentId) -> Result<u64, StoreError> {
@@ -378,12 +392,7 @@ impl Disk {
             move || store.seal(extent, length).and_then(|()| store.set_commit(extent, length)),
             move |disk, sealed| match sealed {
                 Err(StoreError::NoExtent) if length == 0 => answer_done(reply, Ok(())),
-                Err(
-                    StoreError::Shorter { .. }
-                    | StoreError::NoExtent
-                    | StoreError::Corrupt { .. }
-                    | StoreError::Doubtful { .. },
-                ) => {
+                Err(error) if error.is_lack() => {
                     disk.start_fill(id, new, (epoch, length), source, reply);
                 }
                 other => answer_done(reply, other.map_err(DataError::from)),

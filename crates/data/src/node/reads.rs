@@ -164,12 +164,9 @@ impl Disk {
 
     /// A damaged block is repaired from another replica, whoever found it.
     pub(crate) fn note_damage(&mut self, id: PartitionId, extent: ExtentId, error: &StoreError) {
-        if let StoreError::Corrupt { block }
-        | StoreError::Doubtful { block }
-        | StoreError::ReadFailed { block, .. } = error
-        {
+        if let Some(block) = error.damaged_block() {
             Metrics::get().corrupt_blocks.inc();
-            self.repair_block(id, extent, *block);
+            self.repair_block(id, extent, block);
         }
     }
 

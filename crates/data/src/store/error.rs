@@ -85,6 +85,26 @@ pub enum StoreError {
     Invalid(&'static str),
 }
 
+impl StoreError {
+    /// The block that is not what it should be, or cannot be read: another replica may have it.
+    #[must_use]
+    pub fn damaged_block(&self) -> Option<u64> {
+        match self {
+            StoreError::Corrupt { block }
+            | StoreError::Doubtful { block }
+            | StoreError::ReadFailed { block, .. } => Some(*block),
+            _ => None,
+        }
+    }
+
+    /// Whether bytes are missing here that another replica may have.
+    #[must_use]
+    pub fn is_lack(&self) -> bool {
+        let is_shorter = matches!(self, StoreError::Shorter { .. } | StoreError::NoExtent);
+        is_shorter || self.damaged_block().is_some()
+    }
+}
+
 impl From<StoreError> for DataError {
     fn from(error: StoreError) -> DataError {
         match error {

@@ -137,12 +137,7 @@ fn note_dead(
         plan.punches.push((Arc::clone(extent), start, end));
     }
     let Err(error) = header else { return Ok(()) };
-    if let StoreError::Corrupt { block }
-    | StoreError::Doubtful { block }
-    | StoreError::ReadFailed { block, .. } = error
-    {
-        plan.damaged.push((extent.id, block));
-    }
+    plan.damaged.extend(error.damaged_block().map(|block| (extent.id, block)));
     match error {
         // It goes when the block is repaired, and that waits for no one to ask again.
         StoreError::Corrupt { .. } | StoreError::Doubtful { .. } => Ok(()),
@@ -179,11 +174,7 @@ fn dead_header(
     }
     let header = match piece::read_header(store, extent.id, header_at) {
         Ok(header) => header,
-        Err(
-            error @ (StoreError::ReadFailed { .. }
-            | StoreError::Corrupt { .. }
-            | StoreError::Doubtful { .. }),
-        ) => return Err(error),
+        Err(error) if error.damaged_block().is_some() => return Err(error),
         Err(_) => None,
     };
     let is_dead = |length: u32| run_start + u64::from(length) <= run_end;
