@@ -244,6 +244,18 @@ enum Found {
 }
 
 /// A disk that failed to read once is asked again.
+fn read_patiently(file: &dyn StoreFile, bytes: &mut [u8], at: u64) -> io::Result<()> {
+    let mut read = file.read_at(bytes, at);
+    for _ in 1..READS_MAX {
+        if !read.as_ref().is_err_and(|error| !is_shortage(error)) {
+            break;
+        }
+        read = file.read_at(bytes, at);
+    }
+    read
+}
+
+/// The same of all that is read of an extent.
 fn recover_patiently(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     let mut found = recover_extent(store, id);
     for _ in 1..READS_MAX {
@@ -257,17 +269,23 @@ fn recover_patiently(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
 
 fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
     let file = store.disk.files().open_from_medium(&extent_path(&store.directory, id))?;
-    let mut slots = [0; 2 * HEADER_STRIDE as usize];
-    file.read_at(&mut slots, HEADER_OFFSET)?;
-    let (first, second) = slots.split_at(HEADER_STRIDE as usize);
-    let decode = |bytes: &[u8], slot: u32| {
-        Header::decode(bytes.first_chunk::<HEADER_BYTES>()?, slot, store.partition, id)
-    };
-    let headers = [decode(first, 0), decode(second, 1)];
+    // One by one: of two copies the power may have gone while one was written, and the disk then cannot read that.
+    let read = [0, 1].map(|slot: u32| {
+        let mut bytes = [0; HEADER_BYTES];
+        let read =
+            read_patiently(&*file, &mut bytes, HEADER_OFFSET + u64::from(slot) * HEADER_STRIDE);
+        read.map(|()| (bytes, Header::decode(&bytes, slot, store.partition, id)))
+    });
+    let headers = [0, 1].map(|slot: usize| read.get(slot)?.as_ref().ok()?.1);
+    let is_blank = read.iter().flatten().all(|(bytes, _)| bytes.iter().all(|byte| *byte == 0));
+    let has_none = headers.iter().all(Option::is_none);
+    let failed = read.into_iter().find_map(Result::err);
+    if let Some(error) = failed.filter(|error| has_none || is_shortage(error)) {
+        return Err(error);
+    }
     let newest = (0..).zip(headers).filter_map(|(slot, header)| Some((slot, header?)));
     let Some((slot, header)) = newest.max_by_key(|(_, header)| header.sequence) else {
         // A flushed extent has a header. Zeros: it was never flushed. Anything else: damage.
-        let is_blank = slots.iter().all(|byte| *byte == 0);
         return Ok(if is_blank { Found::NeverFlushed } else { Found::Unreadable });
     };
     if !header.sealed {
@@ -349,7 +367,7 @@ impl Scan<'_> {
         let mut data = vec![0; STRIDE as usize * BLOCK];
         let mut slots = [0; STRIDE as usize * SLOT_BYTES];
         'scan: while block * BLOCK_BYTES < limit {
-            self.file.read_at(&mut slots, slot_offset(block))?;
+            self.read_slots(block, &mut slots)?;
             if self.ends_at(block, &slots) {
                 break;
             }
@@ -377,6 +395,19 @@ impl Scan<'_> {
             self.keep_damaged_tail(floor, &mut prefix);
         }
         Ok(prefix)
+    }
+
+    /// Reads what is known of blocks: nothing, if the disk cannot read it, as of blocks that were never written.
+    fn read_slots(&self, block: u64, slots: &mut [u8]) -> io::Result<()> {
+        match read_patiently(self.file, slots, slot_offset(block)) {
+            Err(error) if !is_shortage(&error) => {
+                tracing::warn!(extent = self.header.extent.0, block, %error,
+                    "the checksums of blocks cannot be read");
+                slots.fill(0);
+                Ok(())
+            }
+            read => read,
+        }
     }
 
     /// Reads blocks from this one on; gives those that the disk cannot read.

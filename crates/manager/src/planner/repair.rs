@@ -20,6 +20,12 @@ use crate::core::{CommandV1, DataRecord, MEMBERS_MIN};
 
 /// Plans configurations.
 pub fn plan(view: View<'_>, plan: &mut Plan) {
+    // First: of a configuration nothing is noted any more once the next one is decided.
+    let seen = view.state.data_partitions().filter(|record| is_seen_whole(view, record));
+    let seen: Vec<_> = seen.map(|record| (record.id, record.configuration.epoch)).collect();
+    for partitions in seen.chunks(REPLICAS_PER_COMMAND) {
+        plan.commands.push(CommandV1::MembersWhole { partitions: partitions.to_vec() });
+    }
     let mut primaries = count_primaries(view);
     for record in view.state.data_partitions() {
         let Some(configuration) = next_configuration(view, record, &primaries) else { continue };
@@ -27,11 +33,6 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
             *primaries.entry(configuration.primary).or_default() += 1;
         }
         plan.commands.push(CommandV1::SetConfiguration { partition: record.id, configuration });
-    }
-    let seen = view.state.data_partitions().filter(|record| is_seen_whole(view, record));
-    let seen: Vec<_> = seen.map(|record| (record.id, record.configuration.epoch)).collect();
-    for partitions in seen.chunks(REPLICAS_PER_COMMAND) {
-        plan.commands.push(CommandV1::MembersWhole { partitions: partitions.to_vec() });
     }
 }
 

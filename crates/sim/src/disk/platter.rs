@@ -693,7 +693,9 @@ impl FileNode {
             match &change {
                 Change::Write(bytes, offset) if matches!(fate, Fate::Torn) => {
                     counts.torn_writes += 1;
-                    if random.chance(1, UNREADABLE_IN) {
+                    // What was there before stays: disks write a sector or do not. A new one may hold nothing.
+                    let is_new = self.durable.missing_blocks(*offset, 1) > 0;
+                    if is_new && random.chance(1, UNREADABLE_IN) {
                         interrupted = Some(offset / BLOCK);
                     }
                     write_some_sectors(&mut self.durable, bytes, *offset, random);

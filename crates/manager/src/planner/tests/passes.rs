@@ -321,6 +321,25 @@ fn who_has_everything_goes_on_alone_though_another_one_came_and_went() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
 }
 
+/// Simulation, seed 163698: members that were seen to hold the same as another one was let in were not noted, as the next
+/// configuration had been decided in the same pass. One was lost before that one was in force, and the other, who had
+/// everything, could not go on.
+#[test]
+fn who_is_seen_to_have_everything_is_noted_before_the_next_configuration_is_decided() {
+    let mut world = settled();
+    for (members, epoch) in [(&[104, 105][..], 2), (&[105, 106], 3)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    let partition = PartitionId(4);
+    assert!(!world.log.state.is_whole(partition, NodeId(106)));
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 0;
+    }
+    world.pass();
+    assert_eq!(world.data_record(4).configuration.epoch, Epoch(4), "104 is to learn");
+    assert!(world.log.state.is_whole(partition, NodeId(106)));
+}
+
 /// A new leader of the managers misses one node and has not heard yet that another one has lost its
 /// replica: without the first one there would be a single copy.
 #[test]
