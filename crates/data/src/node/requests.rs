@@ -241,17 +241,23 @@ impl Disk {
         applied: u64,
         reply: Reply,
     ) {
-        let checked = self.partition(id).and_then(|partition| {
-            // Bytes that lack overwrites which the asker has already skipped would lose them.
-            if !partition.applying.borrow().has_applied(applied, extent) {
-                return Err(DataError::Busy);
-            }
-            Ok((Arc::clone(&partition.store), partition.is_repeating(clock::now_ms())))
-        });
-        let (store, is_repeating) = match checked {
-            Ok(checked) => checked,
+        let partition = match self.partition(id) {
+            Ok(partition) => partition,
             Err(error) => return answer(reply, Err(error)),
         };
+        let store = Arc::clone(&partition.store);
+        let is_repeating = partition.is_repeating(clock::now_ms());
+        // Bytes that lack overwrites which the asker has already skipped would lose them.
+        let applying = partition.applying.borrow();
+        let (may_give, is_hindered) =
+            (applying.has_applied(applied, extent), applying.is_hindered(extent));
+        drop(applying);
+        if !may_give && is_hindered {
+            return self.refuse_fetch(store, extent, offset, reply);
+        }
+        if !may_give {
+            return answer(reply, Err(DataError::Busy));
+        }
         let length = length.min(milpa_wire::data::TRANSFER_BYTES_MAX as u64);
         let events = self.events.clone();
         self.workers.read(move || match store.read_for_repair(extent, offset, length) {
@@ -285,6 +291,25 @@ impl Disk {
                 let _ = events.send(DiskEvent::Then(Box::new(note)));
             }
         });
+    }
+
+    /// An overwrite of the extent waits here, perhaps for the very block that is asked for, as the disk cannot read it: then
+    /// nobody is to wait for this replica. Those who are in doubt about theirs would, and it for them.
+    fn refuse_fetch(
+        &mut self,
+        store: Arc<ExtentStore>,
+        extent: ExtentId,
+        offset: u64,
+        reply: Reply,
+    ) {
+        let refuse = move || {
+            let error = match store.read_for_repair(extent, offset, 1) {
+                Err(StoreError::ReadFailed { block, .. }) => DataError::Corrupt { block },
+                _ => DataError::Busy,
+            };
+            answer(reply, Err(error));
+        };
+        self.workers.slow(refuse, |_, ()| {});
     }
 
     fn digest(&mut self, id: PartitionId, lengths: Vec<(ExtentId, u64)>, reply: Reply) {
