@@ -35,8 +35,28 @@ impl Simulation {
         }
         if let Some((name, fault)) = self.nemesis.strike(self.now_ms) {
             trace::note(&format!("FAULT {}", self.describe(fault)));
+            self.may_be_called_dead(fault);
             if self.inflict(fault) {
                 self.happened(name, fault.is_harm());
+            }
+        }
+    }
+
+    /// Who is not heard for long is dead to the managers, and lost with all that is on it (docs/decisions/0007). What was
+    /// not synced is nowhere then, if the others lose their power.
+    fn may_be_called_dead(&self, fault: Fault) {
+        let (dead_ms, lasts_ms) = (self.options.dead_after_ms, self.options.fault_lasts_ms);
+        let is_lost = |place: usize| match fault {
+            Fault::Pause(paused, lasts_ms) => paused == place && lasts_ms >= dead_ms,
+            Fault::Kill(one) | Fault::Freeze(one, _) | Fault::Isolate(one) => {
+                one == place && lasts_ms >= dead_ms
+            }
+            Fault::Split(_) => lasts_ms >= dead_ms,
+            _ => false,
+        };
+        for (place, placed) in self.machines.iter().enumerate() {
+            if placed.part == Part::Data && is_lost(place) {
+                self.history.borrow_mut().power_cut(placed.number as u32);
             }
         }
     }
