@@ -53,8 +53,10 @@ impl<K: Hash + Eq + Clone, V: Clone> Bounded<K, V> {
 struct Known<V> {
     value: Option<V>,
     as_of: Instant,
-    /// Answers to requests that began before this are old: the thing was changed here meanwhile.
+    /// Answers to requests that began before this are old: a newer one is here, or the thing was changed meanwhile.
     fence: Instant,
+    /// When a change of ours was last answered.
+    changed: Option<Instant>,
 }
 
 /// Answers by key, each usable for a while after it was asked for.
@@ -91,17 +93,28 @@ impl<K: Hash + Eq + Clone, V: Clone> Timed<K, V> {
     pub(crate) fn put(&self, key: K, value: V, asked: Instant) -> bool {
         let Some(shard) = self.shard(&key) else { return true };
         let mut shard = lock(shard);
-        let is_current = shard.get(&key).is_none_or(|known| known.fence <= asked);
+        let known = shard.get(&key);
+        let is_current = known.as_ref().is_none_or(|known| known.fence <= asked);
         if is_current {
-            shard.insert(key, Known { value: Some(value), as_of: asked, fence: asked });
+            let changed = known.and_then(|known| known.changed);
+            shard.insert(key, Known { value: Some(value), as_of: asked, fence: asked, changed });
         }
         is_current
     }
 
-    /// Whether the thing was not changed here since `asked`.
+    /// Remembers what a change of ours has just been answered with: nothing that was asked for before is newer.
+    pub(crate) fn put_own(&self, key: K, value: V) {
+        let Some(shard) = self.shard(&key) else { return };
+        let now = Instant::now();
+        let known = Known { value: Some(value), as_of: now, fence: now, changed: Some(now) };
+        lock(shard).insert(key, known);
+    }
+
+    /// Whether no change of ours was answered since `asked`.
     pub(crate) fn is_unchanged(&self, key: &K, asked: Instant) -> bool {
         let Some(shard) = self.shard(key) else { return true };
-        lock(shard).get(key).is_none_or(|known| known.fence <= asked)
+        let changed = lock(shard).get(key).and_then(|known| known.changed);
+        changed.is_none_or(|changed| changed <= asked)
     }
 
     /// Remembers what a change of ours left behind, which was asked for at `asked`. Several may be
@@ -116,24 +129,23 @@ impl<K: Hash + Eq + Clone, V: Clone> Timed<K, V> {
         let Some(shard) = self.shard(&key) else { return };
         let mut shard = lock(shard);
         let fence = Instant::now();
-        let known = match shard.get(&key) {
+        let (value, as_of) = match shard.get(&key) {
             Some(Known { value: Some(known), as_of, .. }) if !is_newer(&value, &known) => {
-                Known { value: Some(known), as_of, fence }
+                (Some(known), as_of)
             }
             // Changed in another way meanwhile: nobody can tell whether this is before or after.
-            Some(Known { value: None, fence: changed, .. }) if changed > asked => {
-                Known { value: None, as_of: fence, fence }
-            }
-            _ => Known { value: Some(value), as_of: asked, fence },
+            Some(Known { value: None, fence: changed, .. }) if changed > asked => (None, fence),
+            _ => (Some(value), asked),
         };
-        shard.insert(key, known);
+        shard.insert(key, Known { value, as_of, fence, changed: Some(fence) });
     }
 
     /// Forgets, also what is still under way.
     pub(crate) fn forget(&self, key: &K) {
         let Some(shard) = self.shard(key) else { return };
         let fence = Instant::now();
-        lock(shard).insert(key.clone(), Known { value: None, as_of: fence, fence });
+        let known = Known { value: None, as_of: fence, fence, changed: Some(fence) };
+        lock(shard).insert(key.clone(), known);
     }
 
     fn shard(&self, key: &K) -> Option<&Mutex<Bounded<K, Known<V>>>> {
@@ -187,7 +199,9 @@ mod tests {
         cache.forget(&1);
         assert!(!cache.put(1, 7, asked) && !cache.is_unchanged(&1, asked));
         assert_eq!(cache.get(&1), None, "asked before the change");
-        assert!(cache.put(1, 8, Instant::now()));
+        let later = Instant::now();
+        assert!(cache.put(1, 8, Instant::now()) && cache.is_unchanged(&1, later));
+        cache.put_own(1, 8);
         assert_eq!(cache.get(&1), Some(8));
         tokio::time::advance(Duration::from_millis(1001)).await;
         assert_eq!(cache.get(&1), None);

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use milpa_types::{AttributeChanges, Attributes, InodeId};
 use milpa_wire::meta::{MetaAnswer, MetaWrite};
-use tokio::time::Instant;
 
 use super::FileState;
 use super::content::FILE_BYTES_MAX;
@@ -128,7 +127,7 @@ impl Inner {
         let MetaAnswer::Changed { attributes, before } = answer else {
             return Err(FsError::Broken("setattr"));
         };
-        self.attributes.put(inode, attributes, Instant::now());
+        self.attributes.put_own(inode, attributes);
         Ok((attributes, before))
     }
 }

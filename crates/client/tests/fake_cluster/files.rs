@@ -306,3 +306,21 @@ async fn what_a_writer_that_never_rests_wrote_is_part_of_the_file_in_time() {
     let published = cluster.lock().meta.inodes[&opened.attributes.inode].attributes.size;
     assert!(published > at / 2, "{published} of {at} bytes");
 }
+
+/// An open asks for what a read needs, and nothing is asked for again. (With a clock that runs: an answer passed for
+/// overtaken by itself.)
+#[tokio::test]
+async fn an_open_and_a_read_ask_for_the_map_once() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 300_000)).await;
+    let client = cluster.client().await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    for _ in 0..2 {
+        let reads = cluster.lock().meta.count("read");
+        let handle = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+        client.getattr(inode).await.unwrap();
+        client.read(handle, 0, 1000).await.unwrap();
+        client.release(handle).await.unwrap();
+        assert_eq!(cluster.lock().meta.count("read"), reads + 1);
+    }
+}
