@@ -1,5 +1,6 @@
 //! What is lost for good is made again elsewhere, and what is to go goes without a gap.
 
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use milpa_testbed::faults::rot_log;
@@ -19,14 +20,14 @@ const HEAL_MAX: Duration = Duration::from_secs(180);
 /// A writer on a mount of its own.
 struct Load {
     writer: Writer,
-    _mount: Mounted,
+    mount: Mounted,
 }
 
 fn start_load(bed: &mut Testbed) -> Load {
     let mount = bed.mount("default").unwrap();
     let directory = mount.path.join("files");
     std::fs::create_dir(&directory).unwrap();
-    let load = Load { writer: Writer::start(WRITER, &directory).unwrap(), _mount: mount };
+    let load = Load { writer: Writer::start(WRITER, &directory).unwrap(), mount };
     wait_for_more(bed, &load.writer, 20);
     load
 }
@@ -312,7 +313,17 @@ fn a_data_node_is_drained_in_use_and_removed() {
     let mut bed = Testbed::start_with(&["--nodes", "5"]).unwrap();
     let load = start_load(&mut bed);
     wait_for_more(&bed, &load.writer, 100);
-    let primary = partitions(&bed, "data")[0]["primary"].as_u64().unwrap();
+    // So much in one partition that the others are elsewhere long before it: then there is progress to be seen.
+    let large = std::fs::File::create(load.mount.path.join("large")).unwrap();
+    large.write_all_at(&vec![7; 100 << 20], 0).unwrap();
+    large.sync_all().unwrap();
+    let used = |partition: &Value| partition["used_bytes"].as_u64().unwrap_or(0);
+    let fullest = |bed: &Testbed| partitions(bed, "data").into_iter().max_by_key(used);
+    bed.wait_until("the managers know of it", HEAL_MAX, |bed| {
+        fullest(bed).is_some_and(|partition| used(&partition) >= 50 << 20)
+    })
+    .unwrap();
+    let primary = fullest(&bed).unwrap()["primary"].as_u64().unwrap();
     let node = primary.to_string();
     let refused = bed.milpa(&["node", "remove", &node, "-y"]).unwrap_err();
     assert!(refused.contains("is in service and holds"), "{refused}");
