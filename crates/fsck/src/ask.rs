@@ -174,9 +174,12 @@ impl<'a> Servers<'a> {
                 Ok(_) => return Err(strange(partition)),
             };
             all.extend(segments);
-            match all.last().map(Segment::end).filter(|reached| !end && *reached > from) {
+            if end {
+                return Ok(Some(all));
+            }
+            match all.last().map(Segment::end).filter(|reached| *reached > from) {
                 Some(reached) => from = reached,
-                None => return Ok(Some(all)),
+                None => return Err(strange(partition)),
             }
         }
     }

@@ -8,11 +8,10 @@ use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
 use tokio::time::Instant;
 
 use super::content::Content;
-use super::push::REDOS_MAX;
 use super::under_way::UnderWay;
 use super::{FileState, Handle, Io};
 use crate::call::Call;
-use crate::core::lock;
+use crate::core::{Retry, lock};
 use crate::error::FsError;
 use crate::handle::{HandleId, OpenFile, OpenFlags};
 use crate::inner::Inner;
@@ -93,14 +92,16 @@ impl Inner {
         &self,
         inode: InodeId,
     ) -> Result<(Attributes, WireContent), FsError> {
-        for _ in 0..REDOS_MAX {
+        let mut retry = Retry::new(&self.core, "get_layout");
+        loop {
             let asked = Instant::now();
             if let Some((attributes, content)) = self.fetch_layout_once(inode).await? {
                 self.attributes.put(inode, attributes, asked);
                 return Ok((attributes, content));
             }
+            retry.note("the file was changed while its map was read");
+            retry.pause().await?;
         }
-        Err(MetaError::Busy.into())
     }
 
     /// One part after the other; `None` if the content was changed meanwhile.

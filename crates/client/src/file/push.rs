@@ -82,8 +82,7 @@ impl Inner {
         let mut retry = Retry::new(&self.core, "overwrite");
         let result = loop {
             if file.shared().content.stale {
-                // Of a file that was deleted nothing can be saved: it would stay in the buffer for ever.
-                self.reload(file).await.inspect_err(|error| self.push_failed(file, error))?;
+                self.reload_for_push(file).await?;
             }
             let push = file.shared().content.begin_push(scope, placing, inline_bytes_max);
             let Some(push) = push else { return Ok(reloads > 0) };
@@ -217,7 +216,7 @@ impl Inner {
     async fn flush_before_publish(&self, file: &FileState) -> Result<bool, FsError> {
         let flushed = match self.flush_content(file).await {
             Err(FsError::Data(DataError::NoExtent)) => {
-                self.reload(file).await.inspect_err(|error| self.push_failed(file, error))?;
+                self.reload_for_push(file).await?;
                 if self.gone_extents(file).await.is_empty() {
                     return Ok(false);
                 }
@@ -385,6 +384,16 @@ impl Inner {
         let error = FsError::Stale("our session expired before the bytes were saved");
         self.push_failed(file, &error);
         Err(error)
+    }
+
+    /// Of a file that was deleted nothing can be saved: it would stay in the buffer for ever. Whatever else keeps
+    /// its content from being loaded may pass.
+    async fn reload_for_push(&self, file: &FileState) -> Result<(), FsError> {
+        self.reload(file).await.inspect_err(|error| {
+            if matches!(error, FsError::Stale(_)) {
+                self.push_failed(file, error);
+            }
+        })
     }
 
     /// Loads the content anew, after somebody else changed it.

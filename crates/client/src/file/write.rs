@@ -185,8 +185,12 @@ impl Inner {
 
     /// Sends and publishes everything, unless somebody is to do so already.
     pub(crate) fn settle_in_background(self: &Arc<Self>, file: &Arc<FileState>) {
-        if std::mem::replace(&mut file.shared().is_settling, true) {
-            return;
+        {
+            // Who sends a stream makes it part of the file in time, and would keep this one's place in the line.
+            let mut shared = file.shared();
+            if shared.is_pushing || std::mem::replace(&mut shared.is_settling, true) {
+                return;
+            }
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         drop(self.core.runtime.spawn(async move {

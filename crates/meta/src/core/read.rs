@@ -128,7 +128,9 @@ impl Partition {
         match (record.kind, record.body) {
             (FileKind::File, Body::Inline(content)) => Some((Content::Inline(content), true)),
             (FileKind::File, _) => {
-                let mut rest = self.overlapping(inode, from, u64::MAX);
+                // One that was joined since with what the part before ended with begins there.
+                let rest = self.overlapping(inode, from, u64::MAX);
+                let mut rest = rest.filter_map(|segment| segment.clip(from, u64::MAX));
                 let segments = rest.by_ref().take(LAYOUT_SEGMENTS_MAX).collect();
                 Some((Content::Segments(segments), rest.next().is_none()))
             }
