@@ -23,9 +23,8 @@ use crate::core::Command;
 const PARTITIONS_MAX: usize = 10_000;
 /// Members and learners of one group at most: 7 replicas, and one that replaces each.
 const MEMBERS_MAX: usize = 14;
-/// The directory of a deleted partition goes when the log has long forgotten the group.
-const REMOVE_AFTER: Duration = Duration::from_secs(5);
-/// How often, and how far apart, it is tried to remove it.
+/// How often, and how far apart, it is tried to remove the directory of a deleted partition.
+const REMOVE_PAUSE: Duration = Duration::from_secs(5);
 const REMOVE_TRIES: u32 = 100;
 /// How often, and how far apart, it is tried to note that a replica has joined its group.
 const NOTE_TRIES: u32 = 10;
@@ -201,24 +200,33 @@ impl Shell {
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
 
-    /// Removes a deleted partition's directory, not before the log has forgotten the group: a log
-    /// that knows a group without directory tells of a lost definition. Until then none is made in
-    /// its place.
+    /// Removes a deleted partition's directory as soon as nothing needs it. Until then none is made in its place.
     pub(crate) fn remove_later(&mut self, partition: PartitionId) {
         self.deleting.insert(partition);
-        let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
-        tokio::task::spawn_local(async move {
-            for _ in 0..REMOVE_TRIES {
-                tokio::time::sleep(REMOVE_AFTER).await;
-                let store = store.clone();
-                let removed = jobs::run("partitions", move || store.remove(partition)).await;
-                match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
-                    Ok(()) => return inbox.push(Event::DirectoryRemoved { partition }),
-                    Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+        self.removable.insert(partition);
+    }
+
+    /// Removes the directories of deleted partitions, not before the log has forgotten their groups: a log that
+    /// knows a group without directory tells of a lost definition. Nor while a job works in one, which could write
+    /// what it has from one replica into the directory of the next. Called after each round of turns.
+    pub(crate) fn remove_directories(&mut self, multi: &MultiRaft) {
+        let busy = &self.snapshot_jobs;
+        let is_ready = |id: &PartitionId| multi.is_forgotten(*id) && !busy.contains_key(id);
+        for partition in self.removable.extract_if(.., is_ready) {
+            let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
+            tokio::task::spawn_local(async move {
+                for _ in 0..REMOVE_TRIES {
+                    let store = store.clone();
+                    let removed = jobs::run("partitions", move || store.remove(partition)).await;
+                    match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
+                        Ok(()) => return inbox.push(Event::DirectoryRemoved { partition }),
+                        Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+                    }
+                    tokio::time::sleep(REMOVE_PAUSE).await;
                 }
-            }
-            // Nothing is made in its place before the next start, which sees the mark.
-        });
+                // Nothing is made in its place before the next start, which sees the mark.
+            });
+        }
     }
 
     /// The volume's options changed: proposed in each of its partitions led here, and answered

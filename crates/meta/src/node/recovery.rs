@@ -227,6 +227,7 @@ mod tests {
     use crate::config::MetaNodeConfig;
     use crate::node::context::Context;
     use crate::node::inbox::Inbox;
+    use crate::node::snapshots::SnapshotJob;
 
     const NODE: NodeId = NodeId(101);
     const PARTITION: PartitionId = PartitionId(7);
@@ -280,10 +281,28 @@ mod tests {
         let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
         let recovering = async {
             shell.recover(&mut multi, loaded, logged());
-            assert!(multi.turn(now_ms()).batch.is_some(), "the log is told");
+            let told = multi.turn(now_ms()).batch.expect("the log is told");
+            shell.remove_directories(&multi);
+            tokio::task::yield_now().await;
             assert_eq!(store.partitions().unwrap(), [PARTITION], "and may not know it yet");
             assert!(shell.deleting.contains(&PARTITION), "none is made in its place");
             assert!(shell.replicas.is_empty() && shell.damaged.is_empty());
+
+            multi.persisted(told.number, now_ms());
+            shell.snapshot_jobs.insert(PARTITION, SnapshotJob::Write);
+            shell.remove_directories(&multi);
+            tokio::task::yield_now().await;
+            assert_eq!(store.partitions().unwrap(), [PARTITION], "a snapshot is being written there");
+
+            shell.snapshot_jobs.clear();
+            shell.remove_directories(&multi);
+            let inbox = Rc::clone(&shell.ctx.inbox);
+            inbox.filled().await;
+            for event in inbox.drain() {
+                shell.handle(&mut multi, event);
+            }
+            assert_eq!(store.partitions().unwrap(), [], "nothing waits for it any more");
+            assert!(shell.deleting.is_empty());
         };
         tokio::task::LocalSet::new().run_until(recovering).await;
     }

@@ -179,10 +179,12 @@ impl Shell {
         }
     }
 
-    /// What the turns made possible: groups that are durable, or caught up with; reads whose index is applied.
+    /// What the turns made possible: groups that are durable, caught up with, or forgotten; reads whose index is
+    /// applied.
     pub(crate) fn after_turns(&mut self, multi: &mut MultiRaft) {
         self.answer_founded(multi);
         self.note_joined(multi);
+        self.remove_directories(multi);
         let reading = self.replicas.values().filter(|replica| !replica.reads.is_empty());
         let reading: Vec<PartitionId> = reading.map(Replica::id).collect();
         for partition in reading {

@@ -40,6 +40,8 @@ pub(crate) struct Shell {
     pub joined: BTreeSet<PartitionId>,
     /// Partitions whose deletion is being noted, or whose files are about to go.
     pub deleting: BTreeSet<PartitionId>,
+    /// Those among them whose files go when nothing needs them any more.
+    pub removable: BTreeSet<PartitionId>,
     /// Snapshots to fetch, in the order Raft asked for them.
     pub installs: Vec<InstallSnapshot>,
     /// Partitions whose snapshots are written, fetched or read now: one job at a time works in a directory.
@@ -70,6 +72,7 @@ impl Shell {
             joining: BTreeSet::new(),
             joined: BTreeSet::new(),
             deleting: BTreeSet::new(),
+            removable: BTreeSet::new(),
             installs: Vec::new(),
             snapshot_jobs: BTreeMap::new(),
             checks: Rc::default(),

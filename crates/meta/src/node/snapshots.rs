@@ -185,7 +185,7 @@ impl Shell {
         self.snapshot_jobs.insert(partition, SnapshotJob::Fetch);
         let ctx = Rc::clone(&self.ctx);
         tokio::task::spawn_local(async move {
-            let fetched = fetch_and_read(&ctx, &install).await;
+            let fetched = fetch_and_read(&ctx, &install, &identity).await;
             if let Err(problem) = &fetched {
                 warn!(%partition, problem, "could not install a snapshot");
             }
@@ -277,20 +277,26 @@ fn write(
 async fn fetch_and_read(
     ctx: &Context,
     install: &InstallSnapshot,
+    identity: &Rc<()>,
 ) -> Result<(FileHeader, Partition), String> {
     let (partition, position) = (install.group, install.snapshot.position);
     let path = ctx.store.incoming_path(partition);
-    fetch(ctx, install, path.clone()).await?;
+    fetch(ctx, install, identity, path.clone()).await?;
     let (store, expected) = (ctx.store.clone(), install.snapshot.clone());
     let read = move || check_and_publish(&store, partition, position, &path, &expected);
     jobs::run("snapshot", read).await.map_err(|error| error.to_string())?
 }
 
-async fn fetch(ctx: &Context, install: &InstallSnapshot, path: PathBuf) -> Result<(), String> {
+async fn fetch(
+    ctx: &Context,
+    install: &InstallSnapshot,
+    identity: &Rc<()>,
+    path: PathBuf,
+) -> Result<(), String> {
     let file = on_thread(move || File::open(&path, Open::Empty)).await?;
     let mut offset = 0;
     loop {
-        let (piece, total) = fetch_piece(ctx, install, offset).await?;
+        let (piece, total) = fetch_piece(ctx, install, identity, offset).await?;
         if piece.is_empty() || offset + piece.len() as u64 > total {
             return Err(format!("a piece at {offset} of {total} bytes has {}", piece.len()));
         }
@@ -306,12 +312,16 @@ async fn fetch(ctx: &Context, install: &InstallSnapshot, path: PathBuf) -> Resul
 async fn fetch_piece(
     ctx: &Context,
     install: &InstallSnapshot,
+    identity: &Rc<()>,
     offset: u64,
 ) -> Result<(Bytes, u64), String> {
     let (partition, index) = (install.group, install.snapshot.position.index);
     let request = MetaRequest::FetchSnapshot { partition, index, offset };
     let mut problem = String::from("no address of the leader");
     for attempt in 0..PIECE_TRIES {
+        if Rc::strong_count(identity) == 1 {
+            return Err("the replica was removed meanwhile".to_owned());
+        }
         match ask_for_piece(ctx, install.from, &request).await {
             Ok(piece) => return Ok(piece),
             Err(Some(refused)) => return Err(refused.to_string()),

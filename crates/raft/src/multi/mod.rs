@@ -33,6 +33,14 @@ use turn::Frames;
 /// configuration.
 const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
 
+/// Those of whom a batch tells.
+#[derive(Debug, Default)]
+struct Writers {
+    groups: Vec<PartitionId>,
+    /// No longer there.
+    removed: Vec<PartitionId>,
+}
+
 /// All Raft groups of one node.
 pub struct MultiRaft {
     setting: Setting,
@@ -42,8 +50,8 @@ pub struct MultiRaft {
     /// Groups that may have something to do.
     dirty: BTreeSet<PartitionId>,
     next_batch: u64,
-    /// Groups that wait for a batch.
-    waiting: BTreeMap<u64, Vec<PartitionId>>,
+    /// Who waits for a batch.
+    waiting: BTreeMap<u64, Writers>,
     /// Groups that were refused, for the next turn.
     contradicted: Vec<PartitionId>,
     /// Records of groups that are no longer there.
@@ -478,13 +486,13 @@ impl MultiRaft {
         let number = self.next_batch;
         let mut records = std::mem::take(&mut self.farewells);
         let mut frames = Frames::default();
-        let mut writers = Vec::new();
+        let mut writers = Writers { removed: removed(&records).collect(), ..Writers::default() };
         for id in std::mem::take(&mut self.dirty) {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             let mut collected = group.collect(number, &self.setting, now_ms);
             if !collected.records.is_empty() {
                 records.append(&mut collected.records);
-                writers.push(id);
+                writers.groups.push(id);
             }
             for (to, message) in collected.messages.drain(..) {
                 frames.add(to, id, message, self.setting.config.frame_bytes_max);
@@ -530,7 +538,7 @@ impl MultiRaft {
                 break;
             }
             let number = *entry.key();
-            for id in entry.remove() {
+            for id in entry.remove().groups {
                 if self.groups.get_mut(&id).is_some_and(|group| group.persisted(number)) {
                     self.dirty.insert(id);
                 }
@@ -606,8 +614,24 @@ impl MultiRaft {
         self.groups.get(&group).is_some_and(Group::is_durable)
     }
 
+    /// Whether no removal of the group is still on its way to the disk: after a restart the log knows nothing of
+    /// what it was.
+    #[must_use]
+    pub fn is_forgotten(&self, group: PartitionId) -> bool {
+        let is_told = !removed(&self.farewells).any(|id| id == group);
+        is_told && !self.waiting.values().any(|writers| writers.removed.contains(&group))
+    }
+
     /// All running groups, in order.
     pub fn groups(&self) -> impl Iterator<Item = PartitionId> + '_ {
         self.groups.keys().copied()
     }
+}
+
+/// The groups that these records take from the log.
+fn removed(records: &[Record]) -> impl Iterator<Item = PartitionId> + '_ {
+    records.iter().filter_map(|record| match record {
+        Record::GroupRemoved { group } => Some(*group),
+        _ => None,
+    })
 }

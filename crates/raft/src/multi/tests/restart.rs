@@ -19,8 +19,12 @@ fn refusal(group: RecoveredGroup, damaged: Vec<Damage>, start: GroupStart) -> Op
     assert_eq!(multi.status(id).is_none(), !refused.is_empty());
     assert!(!multi.create_group(id, &[NodeId(0)], &[], true), "what is on disk is in the way");
     assert!(multi.remove_group(id));
-    let removed = multi.turn(0).batch.unwrap().records;
-    assert_eq!(removed.first(), Some(&Record::GroupRemoved { group: id }));
+    assert!(!multi.is_forgotten(id), "it is not even told to the log");
+    let batch = multi.turn(0).batch.unwrap();
+    assert_eq!(batch.records.first(), Some(&Record::GroupRemoved { group: id }));
+    assert!(!multi.is_forgotten(id), "a crash would bring it back");
+    multi.persisted(batch.number, 0);
+    assert!(multi.is_forgotten(id));
     refused.pop().map(|(_, error)| error)
 }
 
