@@ -220,7 +220,9 @@ impl Shell {
                     let removed = jobs::run("partitions", move || store.remove(partition)).await;
                     match removed.unwrap_or_else(|error| Err(std::io::Error::other(error))) {
                         Ok(()) => return inbox.push(Event::DirectoryRemoved { partition }),
-                        Err(error) => warn!(%partition, %error, "cannot remove a deleted partition"),
+                        Err(error) => {
+                            warn!(%partition, %error, "cannot remove a deleted partition")
+                        }
                     }
                     tokio::time::sleep(REMOVE_PAUSE).await;
                 }

@@ -292,7 +292,11 @@ mod tests {
             shell.snapshot_jobs.insert(PARTITION, SnapshotJob::Write);
             shell.remove_directories(&multi);
             tokio::task::yield_now().await;
-            assert_eq!(store.partitions().unwrap(), [PARTITION], "a snapshot is being written there");
+            assert_eq!(
+                store.partitions().unwrap(),
+                [PARTITION],
+                "a snapshot is being written there"
+            );
 
             shell.snapshot_jobs.clear();
             shell.remove_directories(&multi);
