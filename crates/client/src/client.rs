@@ -107,6 +107,12 @@ impl Client {
         Timeouts { entry: timeout, attributes: timeout }
     }
 
+    /// How long this client uses an answer without asking again.
+    #[must_use]
+    pub fn remembers_for(&self) -> std::time::Duration {
+        self.inner.core.config.cache_timeout_here()
+    }
+
     /// The kernel's pages of this inode are not the file's bytes: the next open has them dropped.
     pub fn forget_pages(&self, inode: InodeId) {
         self.inner.pages.forget(inode);
@@ -429,7 +435,7 @@ impl Client {
     }
 
     /// The attributes of an inode that a directory page named, if the name and they are still known to be so: what the
-    /// page itself says was so when it was read.
+    /// page itself says was so when it was read. For how long that is: [`Client::remembers_for`].
     #[must_use]
     pub fn remembered(&self, parent: InodeId, name: &Name, inode: InodeId) -> Option<Attributes> {
         self.inner.remembered(parent, name, inode)

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::core::lock;
 use crate::error::FsError;
-use crate::file::open::Found;
+use crate::file::open::empty;
 use crate::file::under_way::UnderWay;
 use crate::flights::detach;
 use crate::handle::{Creation, OpenFile, OpenFlags};
@@ -32,11 +32,6 @@ const FRESH: Duration = Duration::from_secs(1);
 /// later than that to be remembered.
 fn named_by_us(asked: Instant) -> Instant {
     if asked.elapsed() < FRESH { Instant::now() } else { asked }
-}
-
-/// An empty file's layout need not be asked for.
-fn empty(attributes: Attributes) -> Found {
-    Found::Fresh(attributes, milpa_wire::meta::Content::Segments(Vec::new()))
 }
 
 /// What is to be created.
@@ -263,7 +258,7 @@ impl Inner {
         let may_be_written =
             is_open_here || self.pages.knows(made.inode) || asked.elapsed() >= FRESH;
         if is_empty && !may_be_written {
-            return self.open_found(made.inode, flags, empty(made), asked);
+            return self.open_fresh(made.inode, flags, made, empty(), asked);
         }
         // What was empty then is not to lose what came later.
         let truncate = flags.truncate && !flags.exclusive && (!is_empty || is_open_here);
@@ -283,7 +278,7 @@ impl Inner {
         flags: OpenFlags,
         asked: Instant,
     ) -> Result<OpenFile, FsError> {
-        let opened = self.open_found(made.inode, flags, empty(made), asked)?;
+        let opened = self.open_fresh(made.inode, flags, made, empty(), asked)?;
         if let Some(file) = self.files.get(made.inode) {
             file.shared().content.stale = true;
         }

@@ -13,6 +13,7 @@ pub const READDIR_ENTRIES_MAX: u32 = 4096;
 
 /// Segments in one answer to GetLayout: 64 bytes each at most, so half of what a frame takes.
 pub const LAYOUT_SEGMENTS_MAX: usize = 65_536;
+
 /// Requests in one batch, at most.
 pub const BATCH_REQUESTS_MAX: usize = 1024;
 

@@ -146,9 +146,9 @@ impl Content {
         content
     }
 
-    /// The content map, if it is as published and can be kept over a close.
-    pub(crate) fn parts(&self) -> Option<(SegmentMap, Option<Bytes>)> {
-        let kept = !self.stale && !self.is_dirty();
+    /// The content map, if it is as published, of at most so many segments, and can be kept over a close.
+    pub(crate) fn parts(&self, segments_max: usize) -> Option<(SegmentMap, Option<Bytes>)> {
+        let kept = !self.stale && !self.is_dirty() && self.segments.pieces() <= segments_max;
         kept.then(|| (self.segments.clone(), self.inline.clone()))
     }
 
@@ -522,15 +522,7 @@ impl Content {
         let segments = self.next_segments();
         let overwritten: Vec<Segment> =
             self.overwritten.iter().take(PUBLISH_SEGMENTS_MAX).cloned().collect();
-        let mut untold = std::mem::take(&mut self.untold);
-        let is_all = self.dirty.is_empty() && segments.len() == self.unpublished.pieces();
-        if !is_all {
-            // Others would read zeros up to the end of what is still to come, and find them there if it never does.
-            let told = segments.iter().chain(&overwritten).map(Segment::end).max().unwrap_or(0);
-            self.untold = Untold { clear_set_id: false, ..untold };
-            untold.end = untold.end.min(told);
-        }
-        self.telling = Some(untold);
+        let untold = self.take_untold(&segments, &overwritten);
         let leaves_inode = self.leaves_inode();
         let is_based = inline.is_some() || leaves_inode;
         Some(Publish {
@@ -545,6 +537,20 @@ impl Content {
             modified,
             clear_set_id: untold.clear_set_id,
         })
+    }
+
+    /// What a publish of these tells besides. The rest is kept for the next one.
+    fn take_untold(&mut self, segments: &[Segment], overwritten: &[Segment]) -> Untold {
+        let mut untold = std::mem::take(&mut self.untold);
+        let is_all = self.dirty.is_empty() && segments.len() == self.unpublished.pieces();
+        if !is_all {
+            // Others would read zeros up to the end of what is still to come, and find them there if it never does.
+            let told = segments.iter().chain(overwritten).map(Segment::end).max().unwrap_or(0);
+            self.untold = Untold { clear_set_id: false, ..untold };
+            untold.end = untold.end.min(told);
+        }
+        self.telling = Some(untold);
+        untold
     }
 
     /// Unpublished segments, as many as one publish takes, marked if they are on all disks by now.

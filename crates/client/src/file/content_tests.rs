@@ -428,7 +428,7 @@ proptest! {
                     if world.is_behind {
                         world.reload();
                     }
-                    if let Some((segments, inline)) = world.content.parts() {
+                    if let Some((segments, inline)) = world.content.parts(usize::MAX) {
                         let attributes = world.servers.attributes;
                         world.content = Content::from_parts(attributes, segments, inline);
                     }
@@ -445,7 +445,7 @@ proptest! {
         prop_assert!(seen == world.model, "another client sees something else");
         // What everybody refers to is what an fsync must flush.
         let flush = other.unflushed();
-        prop_assert_eq!(flush.is_empty(), other.parts().unwrap().0.is_empty());
+        prop_assert_eq!(flush.is_empty(), other.parts(usize::MAX).unwrap().0.is_empty());
     }
 }
 

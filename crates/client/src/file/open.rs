@@ -32,11 +32,16 @@ pub(crate) struct KeptLayout {
 }
 
 /// What an open found out.
-pub(crate) enum Found {
+enum Found {
     /// The content is still the one that is known here.
     Unchanged(Attributes),
     /// The content as the servers have it.
     Fresh(Attributes, WireContent),
+}
+
+/// The content of a file that was just made, or truncated: it need not be asked for.
+pub(crate) fn empty() -> WireContent {
+    WireContent::Segments(Vec::new())
 }
 
 impl Inner {
@@ -49,12 +54,21 @@ impl Inner {
     ) -> Result<OpenFile, FsError> {
         let _under_way = UnderWay::open(self, inode).await;
         if flags.truncate {
-            let found = self.truncate_for_open(inode, flags.clear_set_id).await?;
-            return self.open_found(inode, flags, found, Instant::now());
+            let attributes = self.truncate_for_open(inode, flags.clear_set_id).await?;
+            return self.open_fresh(inode, flags, attributes, empty(), Instant::now());
         }
         let asked = Instant::now();
-        let found = self.fetch(inode).await?;
-        self.open_found(inode, flags, found, asked)
+        let (attributes, content) = match self.fetch(inode).await? {
+            Found::Fresh(attributes, content) => (attributes, content),
+            Found::Unchanged(attributes) => {
+                match self.open_found(inode, flags, attributes, None, asked)? {
+                    Some(opened) => return Ok(opened),
+                    // Its last close came in between, and of this file no layout is kept.
+                    None => self.fetch_layout(inode).await?,
+                }
+            }
+        };
+        self.open_fresh(inode, flags, attributes, content, asked)
     }
 
     /// Before there is a handle: who is killed meanwhile would leave it behind. In any case: times and set-id
@@ -63,15 +77,14 @@ impl Inner {
         self: &Arc<Self>,
         inode: InodeId,
         clear_set_id: bool,
-    ) -> Result<Found, FsError> {
+    ) -> Result<Attributes, FsError> {
         let changes =
             AttributeChanges { size: Some(0), clear_set_id, ..AttributeChanges::default() };
-        let attributes = self.setattr(inode, changes).await?;
-        Ok(Found::Fresh(attributes, WireContent::Segments(Vec::new())))
+        self.setattr(inode, changes).await
     }
 
     /// Attributes, and the content unless the version that is known here is still the newest.
-    pub(crate) async fn fetch(&self, inode: InodeId) -> Result<Found, FsError> {
+    async fn fetch(&self, inode: InodeId) -> Result<Found, FsError> {
         let asked = Instant::now();
         if let Some(version) = self.known_version(inode) {
             let read = MetaRead::GetAttributes { inode };
@@ -140,18 +153,28 @@ impl Inner {
         }
     }
 
-    /// Makes a handle of what was found, which was asked for at `asked`.
-    pub(crate) fn open_found(
+    /// Makes a handle of what the servers have, which was asked for at `asked`.
+    pub(crate) fn open_fresh(
         &self,
         inode: InodeId,
         flags: OpenFlags,
-        found: Found,
+        attributes: Attributes,
+        content: WireContent,
         asked: Instant,
     ) -> Result<OpenFile, FsError> {
-        let (attributes, content) = match found {
-            Found::Unchanged(attributes) => (attributes, None),
-            Found::Fresh(attributes, content) => (attributes, Some(content)),
-        };
+        let opened = self.open_found(inode, flags, attributes, Some(content), asked)?;
+        opened.ok_or(FsError::Broken("open"))
+    }
+
+    /// The same; without `content` of what is known here, `None` if that went away meanwhile.
+    fn open_found(
+        &self,
+        inode: InodeId,
+        flags: OpenFlags,
+        attributes: Attributes,
+        content: Option<WireContent>,
+        asked: Instant,
+    ) -> Result<Option<OpenFile>, FsError> {
         match attributes.kind {
             FileKind::File => {}
             FileKind::Directory => return Err(MetaError::IsDirectory.into()),
@@ -168,8 +191,7 @@ impl Inner {
             }
         };
         let Some(file) = self.files.attach(inode, generation, make) else {
-            // Rare: the state or the kept layout went away while its version was compared.
-            return Err(broken.unwrap_or(FsError::Broken("the layout was forgotten; open again")));
+            return broken.map_or(Ok(None), Err);
         };
         let mut shared = file.shared();
         if let Some(content) = content
@@ -189,7 +211,7 @@ impl Inner {
         let handle = self.files.next_handle();
         let drop = self.pages.opened(inode, attributes.content_version, handle);
         self.files.add_handle(handle, file, flags, generation, drop);
-        Ok(OpenFile { handle, attributes, keep_cache: drop.is_none() })
+        Ok(Some(OpenFile { handle, attributes, keep_cache: drop.is_none() }))
     }
 
     /// What is known here of a file that was opened under an expired session may be nobody's any more: bytes that
@@ -285,11 +307,11 @@ impl Inner {
         let kept = {
             let shared = file.shared();
             let version = shared.content.attributes.content_version;
-            let parts = shared.content.parts();
+            let parts = shared.content.parts(KEPT_SEGMENTS_MAX);
             parts.map(|(segments, inline)| KeptLayout { version, segments, inline })
         };
         if self.files.forget(file) {
-            if let Some(kept) = kept.filter(|kept| kept.segments.pieces() <= KEPT_SEGMENTS_MAX) {
+            if let Some(kept) = kept {
                 lock(&self.layouts).insert(file.inode, kept);
             }
             if let Ok(mut io) = file.io.try_lock() {

@@ -9,7 +9,7 @@ use milpa_client::{ConnectError, OpenFlags};
 use milpa_types::{AttributeChanges, InodeId, Timestamp};
 
 use milpa_wire::data::DataRequest;
-use milpa_wire::meta::{MetaRequest, MetaWrite};
+use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
 
 use crate::cluster::{
     Call, Cluster, DATA, Fault, OWNER, config, create, name, pattern, read, write,
@@ -323,4 +323,32 @@ async fn an_open_and_a_read_ask_for_the_map_once() {
         client.release(handle).await.unwrap();
         assert_eq!(cluster.lock().meta.count("read"), reads + 1);
     }
+}
+
+/// Found by a reader: of a file of many segments nothing is kept when it is closed, and who opened it at that moment
+/// had only been told that it had not changed. It was told `EIO`.
+#[tokio::test(start_paused = true)]
+async fn a_file_of_many_segments_is_opened_while_it_is_closed() {
+    let cluster = Cluster::new();
+    let writer = cluster.client().await;
+    let opened = create(&writer, "f").await;
+    for at in (0..300).rev() {
+        writer.write(opened.handle, at * 10_000, pattern(at as u8, 5000), false).await.unwrap();
+        writer.flush(opened.handle).await.unwrap();
+    }
+    let inode = opened.attributes.inode;
+    assert!(cluster.lock().meta.inodes[&inode].segments.len() > 256);
+    let client = cluster.client().await;
+    let first = client.open(inode, OpenFlags::read_only()).await.unwrap().handle;
+    cluster.once(Fault::Slow(Duration::from_millis(100)), |call| {
+        let Call::Meta(_, MetaRequest::Read { read, .. }) = call else { return false };
+        matches!(read, MetaRead::GetAttributes { .. })
+    });
+    let closing = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        client.release(first).await.unwrap();
+    };
+    let (second, ()) = tokio::join!(client.open(inode, OpenFlags::read_only()), closing);
+    let got = client.read(second.unwrap().handle, 2_990_000, 5000).await.unwrap().concat();
+    assert!(got == pattern(299_u64 as u8, 5000));
 }

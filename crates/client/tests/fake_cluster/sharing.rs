@@ -565,3 +565,32 @@ async fn a_map_that_comes_in_parts_is_of_one_version() {
     let got = reader.read(opened.unwrap().handle, 0, 200_000).await.unwrap().concat();
     assert!(got == whole, "the newest, in one piece");
 }
+
+fn asks_for_map(call: &Call<'_>) -> bool {
+    let Call::Meta(_, MetaRequest::Read { read, .. }) = call else { return false };
+    matches!(read, MetaRead::GetLayout { .. })
+}
+
+/// Bytes are to be laid over what somebody else made of the file, and its map cannot be had within the deadline: they
+/// are safe in the buffer until it can.
+#[tokio::test(start_paused = true)]
+async fn bytes_wait_for_a_map_that_cannot_be_had_now() {
+    let cluster = Cluster::new();
+    let other = cluster.client().await;
+    let client = cluster.client_with(|it| it.io_deadline = Some(Duration::from_secs(2))).await;
+    write(&client, "/f", &pattern(1, 300_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let shorter = AttributeChanges { size: Some(1000), ..AttributeChanges::default() };
+    other.setattr(inode, shorter).await.unwrap();
+    client.write(handle, 0, pattern(2, 10), false).await.unwrap();
+    client.flush(handle).await.unwrap();
+
+    cluster.rule(|call| asks_for_map(call).then_some(Fault::Meta(MetaError::Busy)));
+    client.write(handle, 10, pattern(3, 10), false).await.unwrap();
+    client.flush(handle).await.unwrap_err();
+    cluster.heal();
+    client.flush(handle).await.unwrap();
+    let got = read(&other, "/f").await;
+    assert!(got[..10] == pattern(2, 10) && got[10..20] == pattern(3, 10), "{} bytes", got.len());
+}

@@ -5,16 +5,19 @@
 //! nearly all are, goes from page to page by name, and changes meanwhile neither skip nor repeat
 //! what stays. For a seek back there is a mark for each page that was read: its first position and
 //! the name before it. So an open directory of a million names takes a page and a thousand marks, and one more
-//! for each time that the kernel begins to ask for attributes in the middle of a page.
+//! for each time that a page is read again from its middle on: as the kernel begins to ask for attributes there, or
+//! comes for more of them when those that came with the page are not known to be so any more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use milpa_client::{Client, DirectoryEntry, FsError};
 use milpa_types::{Attributes, FileKind, InodeId, Name};
+use tokio::time::Instant;
 
 /// Names in one page: a reply of readdirplus with 1 MiB takes about 5,000.
 const PAGE_NAMES: u32 = 1024;
@@ -40,6 +43,7 @@ struct Directory {
 /// The page that was read last.
 #[derive(Default)]
 struct Page {
+    asked: Option<Instant>,
     /// Position of the first name.
     start: u64,
     entries: Vec<DirectoryEntry>,
@@ -180,27 +184,30 @@ impl Directory {
     ) -> Result<(), FsError> {
         // From the start a directory is read afresh: rewinddir(3) must show what changed.
         let rewound = position == DOTS;
-        if !rewound && self.page.serves(position, with_attributes) {
+        let is_fit = !with_attributes || self.page.has_attributes(client.remembers_for());
+        if !rewound && (self.page.ends(position) || self.page.holds(position) && is_fit) {
             return Ok(());
         }
         self.mark_in_page(position);
         let (mut start, mut after) = self.mark_before(position);
         loop {
+            let asked = Some(Instant::now());
             let read = client.readdir(self.inode, after, PAGE_NAMES, with_attributes).await?;
             let next = start + read.entries.len() as u64;
             after = read.entries.last().map(|entry| entry.name.clone());
             if !read.end {
                 self.marks.insert(next, after.clone());
             }
-            self.page = Page { start, entries: read.entries, end: read.end, with_attributes };
-            if self.page.serves(position, with_attributes) || after.is_none() {
+            self.page =
+                Page { asked, start, entries: read.entries, end: read.end, with_attributes };
+            if self.page.ends(position) || self.page.holds(position) || after.is_none() {
                 return Ok(());
             }
             start = next;
         }
     }
 
-    /// A page that is read again, now with attributes, goes on exactly where this one is left: names that are
+    /// A page that is read again, for its attributes, goes on exactly where this one is left: names that are
     /// gone from it meanwhile are not counted on.
     fn mark_in_page(&mut self, position: u64) {
         let before = position.checked_sub(self.page.start + 1);
@@ -220,11 +227,21 @@ impl Page {
         self.start + self.entries.len() as u64
     }
 
-    /// Whether what follows `position` is known from this page.
-    fn serves(&self, position: u64, with_attributes: bool) -> bool {
-        let inside = self.start <= position && position < self.stop();
-        let at_end = self.end && position >= self.stop();
-        (inside || at_end) && (self.with_attributes || !with_attributes)
+    fn holds(&self, position: u64) -> bool {
+        self.start <= position && position < self.stop()
+    }
+
+    /// Whether nothing follows `position`.
+    fn ends(&self, position: u64) -> bool {
+        self.end && position >= self.stop()
+    }
+
+    /// Whether the attributes that came with it are still known to be so: otherwise the kernel asks for each entry's
+    /// by itself. A client that remembers nothing never has any.
+    fn has_attributes(&self, remembered_for: Duration) -> bool {
+        let age = self.asked.map(|asked| asked.elapsed());
+        let is_known = remembered_for.is_zero() || age.is_some_and(|age| age < remembered_for);
+        self.with_attributes && is_known
     }
 
     fn from(&self, position: u64) -> impl Iterator<Item = Item> + '_ {
@@ -234,5 +251,23 @@ impl Page {
             inode: entry.inode.0,
             mode: entry.kind.mode_bits(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_attributes_for_as_long_as_they_are_remembered() {
+        let half = Duration::from_millis(500);
+        let page = |age, with_attributes| {
+            let asked = Instant::now().checked_sub(Duration::from_millis(age));
+            Page { asked, with_attributes, ..Page::default() }
+        };
+        assert!(page(100, true).has_attributes(half));
+        assert!(!page(100, false).has_attributes(half));
+        assert!(!page(600, true).has_attributes(half), "each would be asked for by itself");
+        assert!(page(600, true).has_attributes(Duration::ZERO), "nor would others be kept");
     }
 }

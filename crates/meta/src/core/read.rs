@@ -122,7 +122,6 @@ impl Partition {
         MetaAnswer::Page { entries, end: records.peek().is_none() }
     }
 
-    /// The content map of a file.
     /// The content map of a file from a place on, and whether it ends there.
     fn content(&self, inode: InodeId, record: Inode, from: u64) -> Option<(Content, bool)> {
         match (record.kind, record.body) {
