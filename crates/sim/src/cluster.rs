@@ -20,7 +20,7 @@ pub(crate) const VOLUME: &str = "v";
 pub(crate) const MANAGERS: usize = 3;
 /// No call is given up before: a shorter one would hide hangs behind errors.
 const IO_DEADLINE: Duration = Duration::from_secs(60);
-const PORT: u16 = 7000;
+pub(crate) const PORT: u16 = 7000;
 const HTTP_PORT: u16 = 80;
 
 /// What a machine is for.
@@ -50,7 +50,7 @@ impl Part {
         IpAddr::V4(Ipv4Addr::new(10, 0, self as u8, number as u8 + 1))
     }
 
-    fn socket(self, number: usize, port: u16) -> SocketAddr {
+    pub fn socket(self, number: usize, port: u16) -> SocketAddr {
         SocketAddr::new(self.address(number), port)
     }
 

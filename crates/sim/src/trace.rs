@@ -5,9 +5,10 @@
 //! and only if their hashes are equal, as far as 64 bits tell.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::net::SocketAddr;
 
 use tracing::field::{Field, Visit};
 use tracing::{Level, Metadata, Subscriber, span};
@@ -18,6 +19,10 @@ const EVENTS_KEPT: usize = 400;
 const ERRORS_KEPT: usize = 200;
 /// What a replica says of itself when it leads.
 const ELECTED: &str = "milpa_raft::elected";
+
+/// What a manager says of a node, and how that ends if it is dead.
+const NODE_STATE: &str = "node state";
+const DEAD: &str = " state=Dead";
 
 /// The course of one run.
 #[derive(Debug, Default)]
@@ -35,6 +40,8 @@ pub(crate) struct Trace {
     /// Who led which group in which term (Raft's election safety), and who else did.
     leaders: BTreeMap<(bool, u64, u64), (&'static str, u64)>,
     second_leaders: Vec<String>,
+    /// What the managers said of nodes that are dead to them.
+    called_dead: BTreeSet<String>,
     /// Everything is printed as it comes.
     pub is_verbose: bool,
 }
@@ -212,6 +219,10 @@ impl Subscriber for LogLines {
         let level = *event.metadata().level();
         with(|trace| {
             trace.note(&format!("{level} {}{}", line.message, line.fields));
+            if line.message == NODE_STATE && line.fields.ends_with(DEAD) {
+                trace.called_dead.insert(line.fields);
+                return;
+            }
             if level == Level::ERROR
                 && (trace.errors.len() < ERRORS_KEPT || trace.errors.contains_key(&line.message))
             {
@@ -219,6 +230,11 @@ impl Subscriber for LogLines {
             }
         });
     }
+}
+
+/// Whether the managers have called the node at this address dead.
+pub(crate) fn was_called_dead(address: SocketAddr) -> bool {
+    with(|trace| trace.called_dead.iter().any(|fields| fields.contains(&address.to_string())))
 }
 
 /// Whether a line of level ERROR with this text has come.

@@ -287,7 +287,11 @@ impl Replica {
         }
         match command {
             CommandV1::CreateVolume { .. } | CommandV1::DeleteVolume { .. } => self.refresh_names(),
-            CommandV1::SetNodeState { node, state } => info!(%node, ?state, "node state"),
+            CommandV1::SetNodeState { node, state } => {
+                let address =
+                    self.state.node(*node).map(|node| tracing::field::display(node.address));
+                info!(%node, address, ?state, "node state");
+            }
             CommandV1::SetConfiguration { partition, configuration } => {
                 info!(%partition, ?configuration, "new configuration");
             }

@@ -244,6 +244,17 @@ impl Simulation {
         }
     }
 
+    /// Those whose disks were harmed, or that the managers have called dead: such a one is lost with all that is on it
+    /// (docs/decisions/0007).
+    fn failed_data_servers(&self) -> usize {
+        let has_failed = |(place, placed): &(usize, &Placed)| {
+            let is_dead =
+                || trace::was_called_dead(placed.part.socket(placed.number, cluster::PORT));
+            placed.part == Part::Data && (self.harmed.contains(place) || is_dead())
+        };
+        self.machines.iter().enumerate().filter(has_failed).count()
+    }
+
     /// By a power cut, with a disk that failed, or where a bit rotted.
     fn unsynced_were_lost(&mut self, place: usize) {
         if let Some(placed) = self.machines.get(place)
@@ -468,7 +479,7 @@ impl Simulation {
         let config = cluster::client_config(&key, &options);
         let (client, history) = (self.next_client, Rc::clone(&self.history));
         let (verifying, verified) = (config.clone(), Rc::clone(&history));
-        let may_lose = self.harmed.len() >= 2;
+        let may_lose = self.failed_data_servers() >= 2;
         self.start_observer(1, || {
             Box::pin(workload::verify(verifying, client, verified, may_lose))
         });

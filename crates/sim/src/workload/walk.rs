@@ -56,7 +56,7 @@ fn is_lost(error: &FsError) -> bool {
 }
 
 /// Walks everything, reads every file and judges what it finds. Bytes of a file that are on no replica any
-/// more are one of the findings unless it `may_lose`: the disks of two data servers were harmed. (What is
+/// more are one of the findings unless it `may_lose`: two data servers have failed. (What is
 /// damaged and of no file was acknowledged to nobody, and may have been on one replica only.)
 pub(crate) async fn verify(
     config: ClientConfig,
