@@ -133,6 +133,39 @@ pub(crate) mod tests {
         }
     }
 
+    /// The same with a disk.
+    pub(crate) struct WithDisk<D>(pub D);
+
+    impl<D: Disk> World for WithDisk<D> {
+        fn network(&self) -> &dyn Network {
+            unreachable!("nobody connects")
+        }
+
+        fn disk(&self) -> &dyn Disk {
+            &self.0
+        }
+
+        fn started(&self) -> Instant {
+            Lonely.started()
+        }
+
+        fn wall(&self) -> SystemTime {
+            Lonely.wall()
+        }
+
+        fn fill(&self, bytes: &mut [u8]) {
+            Lonely.fill(bytes);
+        }
+
+        fn job_pause(&self, thread: &str) -> Duration {
+            Lonely.job_pause(thread)
+        }
+
+        fn memory(&self) -> Memory {
+            Lonely.memory()
+        }
+    }
+
     #[test]
     fn worlds_nest_and_are_left() {
         assert!(current().is_none());

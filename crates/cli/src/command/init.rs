@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use milpa_data::{DataNodeConfig, DiskConfig};
+use milpa_host::disk;
 use milpa_host::keys::Key;
 use milpa_manager::ManagerConfig;
 use milpa_meta::MetaNodeConfig;
@@ -26,7 +27,7 @@ pub fn init(directory: &Path, managers: &[SocketAddr]) -> Outcome {
     let failed = |e: &dyn std::error::Error| {
         Failure::user(format!("cannot write to {}", directory.display())).because(e)
     };
-    std::fs::create_dir_all(directory).map_err(|e| failed(&e))?;
+    disk::create_directory(directory).map_err(|e| failed(&e))?;
     let mut id = [0; 16];
     getrandom::fill(&mut id).map_err(|e| Failure::user(format!("no randomness: {e}")))?;
     let content = ClusterFile {
@@ -38,7 +39,7 @@ pub fn init(directory: &Path, managers: &[SocketAddr]) -> Outcome {
     let key = Key::random().map_err(|e| failed(&e))?;
     key.write_new(&directory.join("cluster.key")).map_err(|e| failed(&e))?;
     let text = toml::to_string_pretty(&content).map_err(|e| failed(&e))?;
-    std::fs::write(&file, text).map_err(|e| failed(&e))?;
+    disk::replace(&file, text.as_bytes()).map_err(|e| failed(&e))?;
     println!("wrote {} and cluster.key", file.display());
     println!("next: copy both to every server, then run on each of them, for example:");
     println!("  milpa config manager > manager.toml      # and edit it; likewise meta, data");

@@ -143,7 +143,6 @@ pub(crate) fn open_disk(
     for path in [&states, &extents] {
         files::create_directory(path).map_err(|e| format!("cannot make {path:?}: {e}"))?;
     }
-    files::sync_directory(&directory).map_err(|e| format!("cannot flush {directory:?}: {e}"))?;
     let storage = FileStorage::open(&directory.join("raft")).map_err(|e| e.to_string())?;
     let owner = owner_of(incarnation, id);
     let (wal, recovered) =

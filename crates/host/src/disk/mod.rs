@@ -332,9 +332,13 @@ pub fn rename(source: &Path, target: &Path) -> io::Result<()> {
     }
 }
 
-/// Creates a directory and its parents, durably; an existing one is fine. What is synced in a
-/// directory that itself is not in its parent yet is lost with it (found by the simulation: a node
-/// came back from a power cut as if it had never been).
+/// Opens a directory to build upon: creates it and its parents durably if they are missing, and makes durable what an
+/// earlier life left in it.
+///
+/// What is synced in a directory that itself is not in its parent yet is lost with it (found by the simulation: a node
+/// came back from a power cut as if it had never been; and again, with seed 214915, where the life that made the
+/// directory had ended before its name was synced). So what is there already is synced as well. One level is made after
+/// the other, so that only the last one that is there may be without a durable name.
 ///
 /// # Errors
 ///
@@ -342,15 +346,51 @@ pub fn rename(source: &Path, target: &Path) -> io::Result<()> {
 pub fn create_directory(path: &Path) -> io::Result<()> {
     let is_missing =
         |path: &&Path| matches!(status(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
-    let made: Vec<&Path> = path.ancestors().take_while(is_missing).collect();
-    match world::current() {
-        Some(world) => world.disk().create_directory(path)?,
-        None => system::create_directory(path)?,
+    let levels: Vec<&Path> = path.ancestors().filter(|level| *level != Path::new("")).collect();
+    let missing = levels.iter().copied().take_while(|level| is_missing(&level)).count();
+    if let Some(there) = levels.get(missing) {
+        sync_name_if_ours(there)?;
     }
-    for parent in made.into_iter().filter_map(Path::parent) {
-        sync_directory(if parent.as_os_str().is_empty() { Path::new(".") } else { parent })?;
+    for level in levels.iter().take(missing).rev() {
+        make_directory(level)?;
+        sync_name(level)?;
+    }
+    if missing == 0 {
+        // Unless it is something else.
+        make_directory(path)?;
+        sync_directory(path)?;
     }
     Ok(())
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match world::current() {
+        Some(world) => world.disk().create_directory(path),
+        None => system::create_directory(path),
+    }
+}
+
+fn sync_name(path: &Path) -> io::Result<()> {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => sync_directory(Path::new(".")),
+        Some(parent) => sync_directory(parent),
+        None => Ok(()),
+    }
+}
+
+/// A name in a directory that we may not read, or not write, was not made by an earlier life of this process.
+fn sync_name_if_ours(path: &Path) -> io::Result<()> {
+    match sync_name(path) {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
+            Ok(())
+        }
+        synced => synced,
+    }
 }
 
 /// The names in a directory, in order. Those that are not UTF-8 are none of ours and left out.

@@ -67,7 +67,6 @@ impl SnapshotStore {
     /// The disk's.
     pub(crate) fn open(directory: PathBuf) -> io::Result<SnapshotStore> {
         disk::create_directory(&directory)?;
-        disk::sync_directory(directory.parent().unwrap_or(&directory))?;
         Ok(SnapshotStore { directory })
     }
 
@@ -123,7 +122,6 @@ impl SnapshotStore {
             Ok(_) => return Err(io::Error::other("a replica that was deleted is still there")),
         }
         disk::create_directory(&directory)?;
-        disk::sync_directory(&self.directory)?;
         if definition.joins {
             self.mark(definition.partition, JOINING)?;
         }
