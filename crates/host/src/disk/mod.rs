@@ -347,7 +347,7 @@ pub fn create_directory(path: &Path) -> io::Result<()> {
     let is_missing =
         |path: &&Path| matches!(status(path), Err(e) if e.kind() == io::ErrorKind::NotFound);
     let levels: Vec<&Path> = path.ancestors().filter(|level| *level != Path::new("")).collect();
-    let missing = levels.iter().copied().take_while(|level| is_missing(&level)).count();
+    let missing = levels.iter().copied().take_while(is_missing).count();
     if let Some(there) = levels.get(missing) {
         sync_name_if_ours(there)?;
     }
