@@ -45,12 +45,14 @@ use crate::wal::{Record, mix};
 
 mod alone;
 mod inbound;
+mod leaving;
 mod outbound;
 mod rejoining;
 mod roster;
 mod stagger;
 
 use alone::Alone;
+use leaving::Leaving;
 use rejoining::Rejoining;
 use roster::Roster;
 use stagger::{Slot, timeout};
@@ -128,6 +130,10 @@ pub(crate) struct Group {
     leader_heard_ms: Option<u64>,
     /// Leader: what was committed when the last election timeout but one ended, and when the last one did.
     commits: (u64, u64),
+    /// Leader: the change that is in the log and takes voters out.
+    leaving: Option<Leaving>,
+    /// The term in which this leader tried to hand over, as it is to leave.
+    handed_over: u64,
     lease: Lease,
     install: Option<Install>,
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
@@ -214,6 +220,8 @@ impl Group {
             present,
             leader_heard_ms: None,
             commits: (0, 0),
+            leaving: None,
+            handed_over: 0,
             lease: Lease::default(),
             install: None,
             held: Vec::new(),
@@ -262,6 +270,10 @@ impl Group {
         // A new leader does not know what is committed: at most all that it has.
         let last = raft.raft_log.last_index();
         self.commits = (last, last);
+        self.leaving = None;
+        if self.is_leader() {
+            self.inherit_leaving();
+        }
         self.stagger();
     }
 
@@ -346,6 +358,7 @@ impl Group {
             self.raw.raft.pending_conf_index = 0;
         }
         if self.raw.raft.has_pending_conf() || self.present.is_joint() {
+            self.do_not_wait_for(lost);
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);
@@ -357,12 +370,17 @@ impl Group {
         if change.steps.is_empty() {
             return Err(ProposeError::BadChange { group: self.id, reason: "nothing to change" });
         }
+        let leaving = self.leaving(self.last().index + 1, &change, lost);
+        if leaving.as_ref().is_some_and(|leaving| self.hands_over(leaving)) {
+            return Err(ProposeError::Busy { group: self.id });
+        }
         let bytes = postcard::to_stdvec(&change)
             .map_err(|_| ProposeError::BadChange { group: self.id, reason: "not encodable" })?;
         // The library takes the change from its own encoding in `data`, and hands both out again.
         self.raw
             .propose_conf_change(bytes, change.to_raft())
             .map_err(|_| ProposeError::Busy { group: self.id })?;
+        self.leaving = leaving;
         Ok(self.last())
     }
 

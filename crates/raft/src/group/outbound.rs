@@ -201,6 +201,7 @@ impl Group {
                 _ => self.change_members(position.index, &entry.context, entry.data.is_empty()),
             };
             self.delivered = position.index;
+            self.leaving.take_if(|leaving| leaving.index <= position.index);
             if position.index <= self.floor {
                 continue;
             }
@@ -251,6 +252,7 @@ impl Group {
         let message_bytes_max = setting.config.message_bytes_max;
         let sending = Sending { now_ms, installing, message_bytes_max };
         for mut raw in raws {
+            self.hold_back(&mut raw);
             self.anchor(&mut raw);
             self.promise_nothing(&mut raw);
             let to = node_of(raw.to);

@@ -321,7 +321,7 @@ fn own(world: &mut World, text: String) {
 /// leader; its term is as high as they have heard any.
 #[test]
 fn the_lost_one_and_one_that_had_been_removed_lead_nobody_but_themselves() {
-    let (mut elected, mut contradicted) = (0, 0);
+    let mut elected = 0;
     for seed in 0..40 {
         let mut world = a_survivor_whom_two_do_not_know(5000 + seed);
         leave_alone(&mut world, 1, 0);
@@ -343,10 +343,9 @@ fn the_lost_one_and_one_that_had_been_removed_lead_nobody_but_themselves() {
                 own.index == last.index && own.applied == last.applied
             });
         }
-        contradicted += world.trace.iter().filter(|line| line.ends_with("contradicted")).count();
         world.check();
     }
-    assert!(elected > 10 && contradicted > 10, "{elected} {contradicted}");
+    assert!(elected > 10, "{elected}");
 }
 
 /// They are back before the log says that the survivor is alone.

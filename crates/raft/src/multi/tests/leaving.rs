@@ -84,3 +84,56 @@ fn who_is_away_may_leave_and_keeps_nobody() {
         world.check();
     }
 }
+
+/// The story (simulation, seeds 220534 and 220751): one of those who were to stay did not hear of the change, which was
+/// committed by the leader and the one who left. The leader's disk lost it, and the one who left was not there any more.
+#[test]
+fn who_leaves_is_needed_until_a_majority_of_those_who_stay_have_the_change() {
+    let mut world = led(26, 3);
+    propose_slowly(&mut world);
+    let links = [(0, 2), (2, 0)].map(|(from, to)| (NodeId(from), NodeId(to)));
+    world.cut.extend(links);
+    let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
+    world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
+    world.run(1_000);
+    world.crash(0, 1 << 40);
+    world.cut.clear();
+    world.until("another leader", |world| matches!(world.leader(1), Some(1 | 2)));
+    world.propose(1, "more".to_owned()).unwrap();
+    world.run(1_000);
+    world.check();
+}
+
+/// A leader that is to leave does not count itself among those who have the change.
+#[test]
+fn who_is_to_leave_hands_over_first() {
+    let mut world = led(27, 3);
+    propose_slowly(&mut world);
+    let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
+    let refused = world.multi(0).propose_change(GROUP, &change, &[], Bytes::new());
+    assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+    world.until("another leader", |world| matches!(world.leader(1), Some(1 | 2)));
+    world.until("it has left", |world| {
+        let leader = world.leader(1).unwrap_or(1);
+        let _ = world.multi(leader).propose_change(GROUP, &change, &[], Bytes::new());
+        world.multi(1).status(GROUP).unwrap().members.voters == change.voters
+    });
+    world.check();
+}
+
+/// Of three one is lost for good after the change was sent: the one who leaves is needed to commit it.
+#[test]
+fn who_is_lost_meanwhile_is_not_waited_for() {
+    let mut world = led(28, 3);
+    propose_slowly(&mut world);
+    world.crash(2, 1 << 40);
+    let change = MemberChange { voters: vec![NodeId(0), NodeId(2)], learners: vec![] };
+    world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
+    world.run(5_000);
+    assert_eq!(world.multi(0).status(GROUP).unwrap().members.voters.len(), 3, "it waits");
+    let _ = world.multi(0).propose_change(GROUP, &change, &[NodeId(2)], Bytes::new());
+    world.until("it has left", |world| {
+        world.multi(0).status(GROUP).unwrap().members.voters == change.voters
+    });
+    world.check();
+}

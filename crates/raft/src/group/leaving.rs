@@ -1,0 +1,106 @@
+//! Voters leave: not before those who stay can go on without them.
+//!
+//! In Raft's thesis a change of the members counts from when it stands in a log; to the library it counts when it is
+//! committed, and the old members commit it. Of three that could be the leader and the one who leaves. If the disk of
+//! the leader then loses it, nobody who stays has the change, and who has it has left: the third one waits for the vote
+//! of somebody who is not there any more (simulation, seeds 220534 and 220751). So
+//!
+//! * nothing is proposed before a majority of those who stay have what is committed;
+//! * a leader that is to leave hands over to one who stays, once in a term;
+//! * the change is not sent to who leaves before a majority of those who stay have it on disk. Then it is needed
+//!   for the old majority at most.
+//!
+//! Those who are lost for good are no part of it: the managers say so with the change, or with its repetition.
+
+use milpa_types::NodeId;
+use raft::GetEntriesContext;
+use raft::eraftpb::{EntryType, Message as Raw, MessageType};
+
+use super::Group;
+use crate::convert::{Change, VOTER, node_of, raft_id};
+
+/// A change in the leader's log that takes voters out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Leaving {
+    pub(super) index: u64,
+    leave: Vec<NodeId>,
+    stay: Vec<NodeId>,
+}
+
+impl Group {
+    /// What the change at this index makes of the voters; `None` if none of them leaves.
+    pub(super) fn leaving(&self, index: u64, change: &Change, lost: &[NodeId]) -> Option<Leaving> {
+        let step_of = |node: NodeId| {
+            let mut steps = change.steps.iter();
+            steps.find(|(_, other)| *other == node.0).map(|(kind, _)| *kind)
+        };
+        let is_voter_then = |node: &NodeId| {
+            step_of(*node).map_or(self.present.voters.contains(node), |kind| kind == VOTER)
+        };
+        let leave: Vec<NodeId> =
+            self.present.voters.iter().copied().filter(|node| !is_voter_then(node)).collect();
+        // Who is not here yet gets the change with all that is before it.
+        let known = self.present.voters.iter().chain(&self.present.learners).copied();
+        let stay = known.filter(|node| is_voter_then(node) && !lost.contains(node)).collect();
+        (!leave.is_empty()).then_some(Leaving { index, leave, stay })
+    }
+
+    /// A new leader goes on with the change that stands in its log.
+    pub(super) fn inherit_leaving(&mut self) {
+        self.leaving =
+            self.change_in_log().and_then(|(index, change)| self.leaving(index, &change, &[]));
+    }
+
+    fn change_in_log(&self) -> Option<(u64, Change)> {
+        let log = &self.raw.raft.raft_log;
+        let (first, end) = (self.delivered + 1, log.last_index() + 1);
+        if first >= end {
+            return None;
+        }
+        let entries = log.slice(first, end, None, GetEntriesContext::empty(false)).ok()?;
+        let entry = entries.iter().find(|it| it.get_entry_type() != EntryType::EntryNormal)?;
+        Some((entry.index, postcard::from_bytes(&entry.context).ok()?))
+    }
+
+    /// These are lost, as is known now: the change does not wait for them.
+    pub(super) fn do_not_wait_for(&mut self, lost: &[NodeId]) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.stay.retain(|node| !lost.contains(node));
+        }
+    }
+
+    /// Takes the change out of what goes to who leaves, if a majority of those who stay do not have it yet. To the
+    /// library it is as if it were lost on the way.
+    pub(super) fn hold_back(&self, raw: &mut Raw) {
+        let Some(leaving) = &self.leaving else { return };
+        let is_concerned = raw.get_msg_type() == MessageType::MsgAppend
+            && leaving.leave.contains(&node_of(raw.to));
+        if is_concerned && !self.majority_has(&leaving.stay, leaving.index) {
+            let index = leaving.index;
+            raw.mut_entries().retain(|entry| entry.index < index);
+        }
+    }
+
+    /// Whether more than half of these, or all of none, have the log up to there.
+    fn majority_has(&self, nodes: &[NodeId], index: u64) -> bool {
+        let progress = |node: &NodeId| self.raw.raft.prs().get(raft_id(*node));
+        let has = |node: &&NodeId| progress(node).is_some_and(|it| it.matched >= index);
+        nodes.is_empty() || nodes.iter().filter(has).count() > nodes.len() / 2
+    }
+
+    /// Whether the lead goes to one of those who stay first: the one who has most, if it was heard of late.
+    pub(super) fn hands_over(&mut self, leaving: &Leaving) -> bool {
+        let term = self.raw.raft.term;
+        if !leaving.leave.contains(&self.node) || self.handed_over == term {
+            return false;
+        }
+        let voters = leaving.stay.iter().filter(|node| self.present.voters.contains(node));
+        let progress = |node: &NodeId| {
+            let progress = self.raw.raft.prs().get(raft_id(*node))?;
+            progress.recent_active.then_some((progress.matched, *node))
+        };
+        let Some((_, to)) = voters.filter_map(progress).max() else { return false };
+        self.handed_over = term;
+        self.transfer_leader(to)
+    }
+}
