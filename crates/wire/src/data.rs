@@ -107,9 +107,10 @@ pub enum DataRequest {
     Configure {
         /// Which partition.
         partition: PartitionId,
-        /// The new configuration; its epoch is one above the present one.
+        /// The new configuration; it [follows](Configuration::follows) the present one.
         configuration: Configuration,
-        /// Who of it will not come back with what it had: if others leave, the change does not wait for these.
+        /// Who of the members, as they are and as they shall be, will not come back with what it had: a change that
+        /// keeps one of these is not begun, and one that is under way does not wait for them.
         lost: Vec<NodeId>,
     },
     /// From the manager, an operator or a member: what is held here.
@@ -189,6 +190,18 @@ impl Configuration {
     /// Who shall hold every byte: the members, and the replicas that are to become members.
     pub fn holders(&self) -> impl Iterator<Item = NodeId> {
         self.members.iter().chain(&self.learners).copied()
+    }
+
+    /// Whether a group whose configuration is `present` may take this one next. Who becomes a member has learned
+    /// in the configuration just before. One that was decided and never taken may be left out, for one that only
+    /// takes members out: who remains has taken part in all that was acknowledged, whatever lies between.
+    #[must_use]
+    pub fn follows(&self, present: &Configuration) -> bool {
+        let is_next = self.epoch.0 == present.epoch.0.saturating_add(1);
+        let was_member = |node: &NodeId| present.members.contains(node);
+        let has_learned = |node: &NodeId| is_next && present.learners.contains(node);
+        self.epoch > present.epoch
+            && self.members.iter().all(|it| was_member(it) || has_learned(it))
     }
 }
 

@@ -177,13 +177,8 @@ impl Disk {
 }
 
 fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataError> {
-    let current = present.epoch;
-    // The survivor of two may have missed what was decided and could not be committed.
-    let is_survivor = wanted.members.len() == 1 && present.members.len() == 2;
-    let is_next = wanted.epoch == Epoch(current.0.saturating_add(1));
-    let follows = is_next || is_survivor && wanted.epoch > current;
-    if !follows {
-        return Err(DataError::StaleEpoch { current });
+    if !wanted.follows(present) {
+        return Err(DataError::StaleEpoch { current: present.epoch });
     }
     let members = &wanted.members;
     let mut sorted: Vec<_> = members.iter().chain(&wanted.learners).copied().collect();
@@ -254,7 +249,16 @@ mod tests {
         assert_eq!(check(&configuration(5, &[1, 2], 2), &present), Ok(()));
         let stale = Err(DataError::StaleEpoch { current: Epoch(4) });
         assert_eq!(check(&configuration(4, &[1, 2], 2), &present), stale);
-        assert_eq!(check(&configuration(6, &[1, 2], 2), &present), stale);
+        assert_eq!(check(&configuration(6, &[1, 2], 2), &present), Ok(()), "5 was taken back");
+        assert_eq!(check(&configuration(6, &[1, 2, 4], 2), &present), stale, "4 has not learned");
+        assert_eq!(check(&configuration(5, &[1, 2, 4], 2), &present), stale);
+        let filling = Configuration { learners: vec![NodeId(4)], ..present.clone() };
+        assert_eq!(check(&configuration(5, &[1, 2, 4], 2), &filling), Ok(()));
+        assert_eq!(
+            check(&configuration(6, &[1, 2, 4], 2), &filling),
+            stale,
+            "may lack what 5 took"
+        );
         for (members, primary) in [(&[][..], 1), (&[1, 1], 1), (&[1, 2], 3)] {
             let wanted = configuration(5, members, primary);
             assert_eq!(check(&wanted, &present), Err(DataError::Invalid), "{wanted:?}");

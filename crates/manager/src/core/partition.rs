@@ -77,7 +77,7 @@ pub struct DataRecord {
     pub replicas: Vec<Replica>,
     /// Replicas that were reported once.
     pub created: BTreeSet<NodeId>,
-    /// The newest configuration decided. The partition's group may be one epoch behind.
+    /// The newest configuration decided. The partition's group may be one step behind.
     pub configuration: Configuration,
 }
 

@@ -39,7 +39,7 @@ pub enum Step {
         partition: PartitionId,
         /// The configuration.
         configuration: Configuration,
-        /// Who of it is lost for good.
+        /// Who of the members, as they are and as they shall be, is lost for good.
         lost: Vec<NodeId>,
         /// Whom to ask, the likely leader first.
         ask: Vec<NodeId>,

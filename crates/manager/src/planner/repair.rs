@@ -1,7 +1,7 @@
 //! Data partitions whose members are away or back: one configuration after the other.
 //!
-//! A configuration is only planned when the one before it was adopted, so that the group is never
-//! more than one epoch behind the intent and the chain of epochs has no gap. A member that is
+//! A configuration is only planned when the one before it was adopted, or instead of one that was not and would do
+//! harm: so the group is never more than one step behind. A member that is
 //! silent, whose disk is fenced, or that lost its replica leaves. A replica that is there and not a
 //! member, back or being made (`replace`), is a learner first, and becomes a member when it holds
 //! what the members hold (docs/decisions/0006). Never below two members (DESIGN.md section 5), and
@@ -56,12 +56,51 @@ fn next_configuration(
     record: &DataRecord,
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<Configuration> {
-    let present = &record.configuration;
     let adopted = view.loads.adopted(record)?;
     let survivors = survivors_configuration(view, record, adopted);
-    if survivors.is_some() || adopted.epoch != present.epoch {
+    if survivors.is_some() {
         return survivors;
     }
+    if adopted.epoch == record.configuration.epoch {
+        return wanted_configuration(view, record, primaries);
+    }
+    replacement(view, record, adopted, primaries)
+}
+
+/// Instead of a configuration that was decided and that the group has not taken: one that it cannot take any more,
+/// as it took another one, or one that would keep a member that was lost since then and let go one that is there.
+fn replacement(
+    view: View<'_>,
+    record: &DataRecord,
+    adopted: &Configuration,
+    primaries: &BTreeMap<NodeId, u64>,
+) -> Option<Configuration> {
+    let decided = &record.configuration;
+    if adopted.epoch > decided.epoch {
+        return None;
+    }
+    let is_void = !decided.follows(adopted);
+    let keeps_lost = || lost_members(view, record).iter().any(|it| decided.members.contains(it));
+    if !is_void && !keeps_lost() {
+        return None;
+    }
+    let epoch = Epoch(decided.epoch.0 + 1);
+    let undecided = DataRecord { configuration: adopted.clone(), ..record.clone() };
+    let wanted = wanted_configuration(view, &undecided, primaries);
+    let wanted = wanted.map(|wanted| Configuration { epoch, ..wanted });
+    let wanted = wanted.filter(|wanted| wanted.follows(adopted));
+    // With nothing better to do the group stays as it is.
+    let stays = || is_void.then(|| Configuration { epoch, ..adopted.clone() });
+    wanted.or_else(stays)
+}
+
+/// What should follow the configuration that the group has, if another should.
+fn wanted_configuration(
+    view: View<'_>,
+    record: &DataRecord,
+    primaries: &BTreeMap<NodeId, u64>,
+) -> Option<Configuration> {
+    let present = &record.configuration;
     let members: BTreeSet<NodeId> = present.members.iter().copied().collect();
     let staying: BTreeSet<NodeId> =
         members.iter().copied().filter(|node| may_stay(view, record, *node)).collect();
@@ -128,12 +167,13 @@ fn survivors_configuration(
     })
 }
 
-/// Who of the members-to-be will not come back with what it has: nobody who leaves waits for it.
+/// Who of the members, as they are and as they shall be, will not come back with what it has.
 pub(super) fn lost_members(view: View<'_>, record: &DataRecord) -> Vec<NodeId> {
     let leader = view.loads.data_leader(record).and_then(|node| view.loads.report(node));
     let reporting_ms = leader.map_or(0, |load| load.reporting_ms(view.now_ms));
-    let members = record.configuration.members.iter().copied();
-    members.filter(|node| is_lost(view, record, *node, reporting_ms)).collect()
+    let present = view.loads.adopted(record).into_iter().chain([&record.configuration]);
+    let members: BTreeSet<NodeId> = present.flat_map(|it| it.members.iter().copied()).collect();
+    members.into_iter().filter(|node| is_lost(view, record, *node, reporting_ms)).collect()
 }
 
 /// Whether a member will not come back with what it has. One of a dead node may: it is waited for as long

@@ -10,7 +10,8 @@
 //! * the change is not sent to who leaves before a majority of those who stay have it on disk. Then it is needed
 //!   for the old majority at most.
 //!
-//! Those who are lost for good are no part of it: the managers say so with the change, or with its repetition.
+//! A change that keeps somebody who is lost for good is not begun: the managers, who say so with it, take it back. One
+//! that is in the log by then does not wait for who was lost.
 
 use milpa_types::NodeId;
 use raft::GetEntriesContext;
@@ -29,7 +30,7 @@ pub(super) struct Leaving {
 
 impl Group {
     /// What the change at this index makes of the voters; `None` if none of them leaves.
-    pub(super) fn leaving(&self, index: u64, change: &Change, lost: &[NodeId]) -> Option<Leaving> {
+    pub(super) fn leaving(&self, index: u64, change: &Change) -> Option<Leaving> {
         let step_of = |node: NodeId| {
             let mut steps = change.steps.iter();
             steps.find(|(_, other)| *other == node.0).map(|(kind, _)| *kind)
@@ -41,14 +42,14 @@ impl Group {
             self.present.voters.iter().copied().filter(|node| !is_voter_then(node)).collect();
         // Who is not here yet gets the change with all that is before it.
         let known = self.present.voters.iter().chain(&self.present.learners).copied();
-        let stay = known.filter(|node| is_voter_then(node) && !lost.contains(node)).collect();
+        let stay = known.filter(is_voter_then).collect();
         (!leave.is_empty()).then_some(Leaving { index, leave, stay })
     }
 
     /// A new leader goes on with the change that stands in its log.
     pub(super) fn inherit_leaving(&mut self) {
         self.leaving =
-            self.change_in_log().and_then(|(index, change)| self.leaving(index, &change, &[]));
+            self.change_in_log().and_then(|(index, change)| self.leaving(index, &change));
     }
 
     fn change_in_log(&self) -> Option<(u64, Change)> {
@@ -102,5 +103,11 @@ impl Group {
         let Some((_, to)) = voters.filter_map(progress).max() else { return false };
         self.handed_over = term;
         self.transfer_leader(to)
+    }
+
+    /// As if this leader had tried, and nobody had taken the lead.
+    #[cfg(test)]
+    pub(crate) fn hand_over_no_more(&mut self) {
+        self.handed_over = self.raw.raft.term;
     }
 }

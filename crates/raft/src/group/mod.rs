@@ -362,15 +362,16 @@ impl Group {
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);
-        let stay = change.voters.iter().filter(|node| !lost.contains(node));
-        if self.present.voters.iter().any(leaves) && !self.majority_has_committed(stay) {
+        let keeps_lost = change.voters.iter().any(|voter| lost.contains(voter));
+        let is_ready = || !keeps_lost && self.majority_has_committed(&change.voters);
+        if self.present.voters.iter().any(leaves) && !is_ready() {
             return Err(ProposeError::Busy { group: self.id });
         }
         let change = Change::between(&self.present, change, context);
         if change.steps.is_empty() {
             return Err(ProposeError::BadChange { group: self.id, reason: "nothing to change" });
         }
-        let leaving = self.leaving(self.last().index + 1, &change, lost);
+        let leaving = self.leaving(self.last().index + 1, &change);
         if leaving.as_ref().is_some_and(|leaving| self.hands_over(leaving)) {
             return Err(ProposeError::Busy { group: self.id });
         }
@@ -387,7 +388,7 @@ impl Group {
     /// Whether a majority of these voters-to-be have what was committed an election timeout ago, or a little earlier (who is
     /// only slow is always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
     /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it.
-    fn majority_has_committed<'a>(&self, voters: impl Iterator<Item = &'a NodeId>) -> bool {
+    fn majority_has_committed(&self, voters: &[NodeId]) -> bool {
         let raft = &self.raw.raft;
         if !raft.commit_to_current_term() {
             return false;
@@ -397,7 +398,7 @@ impl Group {
             **node == self.node || progress.is_some_and(|it| it.matched >= self.commits.0)
         };
         // Those who learn as well. Who is not here yet gets the change with all that is before it.
-        let known: Vec<&NodeId> = voters.filter(|it| self.present.contains(**it)).collect();
+        let known: Vec<&NodeId> = voters.iter().filter(|it| self.present.contains(**it)).collect();
         known.is_empty() || known.iter().filter(|node| has(node)).count() > known.len() / 2
     }
 

@@ -340,7 +340,8 @@ impl MultiRaft {
     }
 
     /// Starts a change to the configuration named. `context` comes out with it. One that takes voters out waits
-    /// until a majority of those who stay have what is committed, but for those who are `lost` for good.
+    /// until a majority of those who stay have what is committed. It is not begun if one of those is `lost` for good;
+    /// what is under way does not wait for these.
     ///
     /// # Errors
     ///

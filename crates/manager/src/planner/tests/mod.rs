@@ -191,10 +191,13 @@ impl World {
             }
             Step::Configure { partition, configuration, ask, .. } => {
                 let reports = self.data.values().filter_map(|held| held.get(partition));
-                let newest = reports.map(|report| report.configuration.epoch).max();
+                let newest = reports.map(|report| &report.configuration);
+                let newest = newest.max_by_key(|newest| newest.epoch).cloned();
+                let is_stuck = self.stuck.contains(partition);
                 let replicas = self.data.values_mut().filter_map(|held| held.get_mut(partition));
                 for report in replicas {
-                    if newest.is_some_and(|newest| newest.0 + 1 == configuration.epoch.0) {
+                    let follows = |newest| configuration.follows(newest);
+                    if !is_stuck && newest.as_ref().is_some_and(follows) {
                         report.configuration = configuration.clone();
                         let is_member = |node: &&NodeId| configuration.members.contains(*node);
                         report.leader = ask.iter().find(is_member).copied();

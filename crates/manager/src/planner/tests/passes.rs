@@ -273,6 +273,49 @@ fn the_group_is_told_who_of_those_who_stay_is_lost() {
     assert_eq!(told(&world), Some(nodes(&[104])), "it has no replica");
 }
 
+/// Simulation, seed 220751: a member was silent, and another one was lost before the group had let the first one go.
+/// It was let go then, though it was there again and had everything, and nobody else did.
+#[test]
+fn who_is_there_again_is_kept_instead_of_who_was_lost_meanwhile() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.stuck.insert(partition);
+    world.down.insert(NodeId(106));
+    world.wait(3_000);
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(2), nodes(&[104, 105])));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(3_000);
+    assert_eq!(world.data_record(4).configuration.epoch, Epoch(2), "two of three cannot be found");
+    world.down.clear();
+    world.wait(1_000);
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(3), nodes(&[104, 106])));
+    world.stuck.clear();
+    world.pass();
+    assert_eq!(world.data[&NodeId(104)][&partition].configuration.epoch, Epoch(3), "from 1 to 3");
+    world.wait(20_000);
+    assert_eq!(world.data_record(4).configuration.members.len(), 3);
+}
+
+/// The group took the configuration before the one that was decided instead of it.
+#[test]
+fn what_a_group_cannot_take_any_more_is_decided_anew() {
+    let mut world = settled();
+    let before = world.data_record(4).configuration.clone();
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let primary = NodeId(104);
+    let members = nodes(&[104, 106]);
+    let configuration = Configuration { epoch: Epoch(3), members, primary, ..before };
+    let (partition, configuration) = (PartitionId(4), configuration);
+    world.log.apply(CommandV1::SetConfiguration { partition, configuration });
+    world.pass();
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(4), nodes(&[104, 105])));
+    world.wait(1_000);
+    assert!(world.data[&NodeId(104)][&partition].configuration.epoch >= Epoch(4));
+}
+
 /// Simulation, seed 30235: the two others had let go of it, and one of these did not know it yet. The blank
 /// one voted for that one, and what had been committed without it was overwritten.
 #[test]
