@@ -1,7 +1,8 @@
 //! The decoders of this crate, for golden files and fuzzing.
 
 use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
-use milpa_types::{ClusterId, Disk, DiskId, Life, NodeId, Role, VolumeOptions};
+use milpa_types::{ClusterId, Disk, DiskId, Epoch, Life, NodeId, Role, VolumeOptions};
+use milpa_wire::data::Configuration;
 use milpa_wire::decoder::{Decoder, Random, generate, put};
 use milpa_wire::frame::crc32c;
 
@@ -18,7 +19,7 @@ pub fn all() -> Vec<Decoder> {
         Decoder { name: "manager-command", sample: command, again: command_again, seal: |_| {} },
         Decoder { name: "manager-log", sample: log, again: log_again, seal: |_| {} },
         Decoder {
-            name: "manager-state-5",
+            name: "manager-state-6",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -116,7 +117,13 @@ fn state(seed: u64) -> Vec<u8> {
     let whole = CommandV1::MembersWhole { partitions: epochs.collect() };
     let life = Life { last: 1, next: 2 };
     let renewed = CommandV1::RenewLife { node: NodeId(101), incarnation: 1, life };
-    for command in [whole, renewed] {
+    let replaced = state.data_partitions().next().map(|record| {
+        let (partition, adopted) = (record.id, record.configuration.epoch);
+        let epoch = Epoch(adopted.0 + 1);
+        let configuration = Configuration { epoch, ..record.configuration.clone() };
+        CommandV1::ReplaceConfiguration { partition, configuration, adopted }
+    });
+    for command in [whole, renewed].into_iter().chain(replaced) {
         state.apply(state.applied() + 1, &Command::V1(command));
     }
     state.encode()
@@ -193,13 +200,19 @@ mod tests {
             assert_eq!(State::decode(golden).map(seen_whole).as_ref(), Ok(&present));
         }
         let golden = include_bytes!("../golden/manager-state-4");
-        assert_eq!(State::decode(golden), Ok(present));
+        assert_eq!(State::decode(golden), Ok(present.clone()));
+        let mut with_lives = present;
+        let life = Life { last: 1, next: 2 };
+        let renewed = CommandV1::RenewLife { node: NodeId(101), incarnation: 1, life };
+        with_lives.apply(with_lives.applied() + 1, &Command::V1(renewed));
+        let golden = include_bytes!("../golden/manager-state-5");
+        assert_eq!(State::decode(golden), Ok(with_lives));
     }
 
     #[test]
     fn golden_files_are_read_and_written_as_ever() {
         let golden =
-            |decoder: &&Decoder| ["manager-command", "manager-state-5"].contains(&decoder.name);
+            |decoder: &&Decoder| ["manager-command", "manager-state-6"].contains(&decoder.name);
         milpa_wire::decoder::check_all_golden(
             env!("CARGO_MANIFEST_DIR"),
             all().iter().filter(golden),

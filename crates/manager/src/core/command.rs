@@ -188,6 +188,15 @@ pub enum CommandV1 {
         /// Refused if it does not follow on the newest one.
         life: Life,
     },
+    /// Another configuration instead of one that was decided and that the partition's group has not taken.
+    ReplaceConfiguration {
+        /// Which.
+        partition: PartitionId,
+        /// Its epoch is one above the present one.
+        configuration: Configuration,
+        /// The epoch that the group was seen to have.
+        adopted: Epoch,
+    },
 }
 
 /// A node that starts: `milpa_wire::manager::Register`, as it is kept.

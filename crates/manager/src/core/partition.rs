@@ -191,11 +191,38 @@ impl State {
             return stale("not a configuration of this partition");
         }
         record.configuration = configuration.clone();
+        self.replaced.remove(&partition);
         // Who remains a member takes part in all that is acknowledged.
         if let Some(whole) = self.whole.get_mut(&partition) {
             whole.retain(|node| members.contains(node));
         }
         Applied::Done
+    }
+
+    /// The word for a survivor of two stands: the other one must not go on as well (docs/decisions/0007).
+    pub(super) fn replace_configuration(
+        &mut self,
+        partition: PartitionId,
+        configuration: &Configuration,
+        adopted: Epoch,
+    ) -> Applied {
+        let decided = self.data.get(&partition).map(|record| &record.configuration);
+        if decided.is_none_or(|decided| decided.members.len() < MEMBERS_MIN) {
+            return stale("no configuration that can be replaced");
+        }
+        let applied = self.set_configuration(partition, configuration);
+        if applied == Applied::Done {
+            self.replaced.insert(partition, adopted);
+        }
+        applied
+    }
+
+    /// What the group of a data partition had when its newest configuration was decided. Reports of older ones are
+    /// of members that have not heard of it, and say nothing of the group.
+    #[must_use]
+    pub fn decided_upon(&self, record: &DataRecord) -> Epoch {
+        let before = Epoch(record.configuration.epoch.0.saturating_sub(1));
+        self.replaced.get(&record.id).copied().unwrap_or(before)
     }
 
     pub(super) fn members_whole(&mut self, partitions: &[(PartitionId, Epoch)]) -> Applied {
@@ -254,6 +281,7 @@ impl State {
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
             self.whole.remove(id);
+            self.replaced.remove(id);
             self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();
             self.removals.insert(*id, Removal { kind: PartitionKind::Data, nodes });

@@ -3,8 +3,8 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 5; before, the last field of the state was missing (4), and the one before that
-//!             another one (3) or missing too (2)
+//!      4    4 format: 6; before, the last field of the state was missing (5), the one before that as well (4),
+//!             and the one before these was another one (3) or missing too (2)
 //!      8    4 CRC32C of what follows
 //!     12    . the state (postcard)
 //! ```
@@ -22,8 +22,10 @@ use super::task::Task;
 use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 5;
-/// Without `lives`.
+const FORMAT: u32 = 6;
+/// Without `replaced`.
+const FORMAT_WITHOUT_REPLACED: u32 = 5;
+/// Without `lives` as well.
 const FORMAT_WITHOUT_LIVES: u32 = 4;
 /// With epochs in `whole`, where members are named now.
 const FORMAT_WITH_EPOCHS: u32 = 3;
@@ -31,7 +33,7 @@ const FORMAT_WITH_EPOCHS: u32 = 3;
 const FORMAT_WITHOUT_WHOLE: u32 = 2;
 const HEADER_BYTES: usize = 12;
 
-/// The fields of the state in all formats: all but `whole` and `lives`.
+/// The fields of the state in all formats: all but `whole` and what comes after it.
 type Fields = (
     ClusterId,
     u64,
@@ -49,6 +51,8 @@ type Fields = (
 );
 
 type Whole = BTreeMap<PartitionId, BTreeSet<NodeId>>;
+
+type Lives = BTreeMap<NodeId, u128>;
 
 /// Bytes that are no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -114,13 +118,16 @@ impl State {
             return Err(SnapshotError::Damaged);
         }
         let state = match found {
-            FORMAT_WITHOUT_WHOLE => {
-                milpa_wire::decode(body).and_then(|fields| from_older(&(fields, Whole::new())))
-            }
+            FORMAT_WITHOUT_WHOLE => milpa_wire::decode(body)
+                .and_then(|fields| from_older(&(fields, Whole::new(), Lives::new()))),
             FORMAT_WITH_EPOCHS => {
                 milpa_wire::decode(body).and_then(|(fields, epochs)| from_epochs(fields, epochs))
             }
-            FORMAT_WITHOUT_LIVES => milpa_wire::decode(body).and_then(|older| from_older(&older)),
+            FORMAT_WITHOUT_LIVES => milpa_wire::decode(body)
+                .and_then(|(fields, whole)| from_older(&(fields, whole, Lives::new()))),
+            FORMAT_WITHOUT_REPLACED => {
+                milpa_wire::decode(body).and_then(|older| from_older(&older))
+            }
             _ => milpa_wire::decode(body),
         };
         state.map_err(|_| malformed())
@@ -133,13 +140,13 @@ impl State {
     }
 }
 
-fn from_older(older: &(Fields, Whole)) -> Result<State, DecodeError> {
-    milpa_wire::decode(&milpa_wire::encode(&(older, BTreeMap::<NodeId, u128>::new())))
+fn from_older(older: &(Fields, Whole, Lives)) -> Result<State, DecodeError> {
+    milpa_wire::decode(&milpa_wire::encode(&(older, BTreeMap::<PartitionId, Epoch>::new())))
 }
 
 /// `epochs`: of which one it was known that all members are whole. Of others it is seen again soon.
 fn from_epochs(fields: Fields, epochs: BTreeMap<PartitionId, Epoch>) -> Result<State, DecodeError> {
-    let mut state = from_older(&(fields, Whole::new()))?;
+    let mut state = from_older(&(fields, Whole::new(), Lives::new()))?;
     state.members_whole(&epochs.into_iter().collect::<Vec<_>>());
     Ok(state)
 }
@@ -158,8 +165,8 @@ mod tests {
         log.volume("home", 1, 2);
         let [known, stale] = [PartitionId(2), PartitionId(3)];
         log.state.whole.retain(|partition, _| *partition == known);
-        type Format5 = (Fields, Whole, BTreeMap<NodeId, u128>);
-        let (fields, _, _): Format5 = milpa_wire::decode(&encode(&log.state)).unwrap();
+        type Format6 = (Fields, Whole, Lives, BTreeMap<PartitionId, Epoch>);
+        let (fields, _, _, _): Format6 = milpa_wire::decode(&encode(&log.state)).unwrap();
         let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));
         let head = [MAGIC, FORMAT_WITH_EPOCHS.to_le_bytes(), crc32c(&body).to_le_bytes()].concat();
         assert_eq!(State::decode(&[head, body].concat()), Ok(log.state.clone()));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{ClusterId, NodeId, PartitionId, VolumeId};
+use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Command, CommandV1};
@@ -45,6 +45,9 @@ pub struct State {
     pub(super) whole: BTreeMap<PartitionId, BTreeSet<NodeId>>,
     /// The newest life of each node; missing for one that has told of none yet.
     pub(super) lives: BTreeMap<NodeId, u128>,
+    /// Data partitions whose newest configuration was decided instead of others, and the epoch that their groups
+    /// were seen to have then.
+    pub(super) replaced: BTreeMap<PartitionId, Epoch>,
 }
 
 impl State {
@@ -67,6 +70,7 @@ impl State {
             tasks: BTreeMap::new(),
             whole: BTreeMap::new(),
             lives: BTreeMap::new(),
+            replaced: BTreeMap::new(),
         }
     }
 
@@ -120,6 +124,9 @@ impl State {
             }
             CommandV1::RenewLife { node, incarnation, life } => {
                 self.renew_life(*node, *incarnation, *life)
+            }
+            CommandV1::ReplaceConfiguration { partition, configuration, adopted } => {
+                self.replace_configuration(*partition, configuration, *adopted)
             }
         }
     }

@@ -366,8 +366,8 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
     *flipped.last_mut().unwrap() ^= 1;
     assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged));
     let mut newer = bytes.clone();
-    newer[4] = 6;
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 6 }));
+    newer[4] = 7;
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 7 }));
     newer[4] = 1;
     assert_eq!(State::decode(&newer), Err(SnapshotError::Older { found: 1 }));
     assert!(matches!(State::decode(&bytes[..11]), Err(SnapshotError::Malformed { .. })));

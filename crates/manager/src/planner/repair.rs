@@ -28,11 +28,14 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
     let mut primaries = count_primaries(view);
     for record in view.state.data_partitions() {
-        let Some(configuration) = next_configuration(view, record, &primaries) else { continue };
-        if configuration.primary != record.configuration.primary {
+        let Some(command) = next(view, record, &primaries) else { continue };
+        if let CommandV1::SetConfiguration { configuration, .. }
+        | CommandV1::ReplaceConfiguration { configuration, .. } = &command
+            && configuration.primary != record.configuration.primary
+        {
             *primaries.entry(configuration.primary).or_default() += 1;
         }
-        plan.commands.push(CommandV1::SetConfiguration { partition: record.id, configuration });
+        plan.commands.push(command);
     }
 }
 
@@ -50,21 +53,24 @@ fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {
     primaries
 }
 
-/// The configuration that should follow the present one, if another should.
-fn next_configuration(
+/// The configuration that should be decided next, if another should.
+fn next(
     view: View<'_>,
     record: &DataRecord,
     primaries: &BTreeMap<NodeId, u64>,
-) -> Option<Configuration> {
+) -> Option<CommandV1> {
+    let partition = record.id;
     let adopted = view.loads.adopted(record)?;
-    let survivors = survivors_configuration(view, record, adopted);
-    if survivors.is_some() {
-        return survivors;
+    if let Some(configuration) = survivors_configuration(view, record, adopted) {
+        return Some(CommandV1::SetConfiguration { partition, configuration });
     }
     if adopted.epoch == record.configuration.epoch {
-        return wanted_configuration(view, record, primaries);
+        let configuration = wanted_configuration(view, record, primaries)?;
+        return Some(CommandV1::SetConfiguration { partition, configuration });
     }
-    replacement(view, record, adopted, primaries)
+    let configuration = replacement(view, record, adopted, primaries)?;
+    let adopted = adopted.epoch;
+    Some(CommandV1::ReplaceConfiguration { partition, configuration, adopted })
 }
 
 /// Instead of a configuration that was decided and that the group has not taken: one that it cannot take any more,
@@ -76,7 +82,8 @@ fn replacement(
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<Configuration> {
     let decided = &record.configuration;
-    if adopted.epoch > decided.epoch {
+    let is_of_late = view.state.decided_upon(record) <= adopted.epoch;
+    if !is_of_late || adopted.epoch > decided.epoch || decided.members.len() < MEMBERS_MIN {
         return None;
     }
     let is_void = !decided.follows(adopted);

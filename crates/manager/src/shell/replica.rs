@@ -292,7 +292,8 @@ impl Replica {
                     self.state.node(*node).map(|node| tracing::field::display(node.address));
                 info!(%node, address, ?state, "node state");
             }
-            CommandV1::SetConfiguration { partition, configuration } => {
+            CommandV1::SetConfiguration { partition, configuration }
+            | CommandV1::ReplaceConfiguration { partition, configuration, .. } => {
                 info!(%partition, ?configuration, "new configuration");
             }
             _ => {}

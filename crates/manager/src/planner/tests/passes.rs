@@ -316,6 +316,27 @@ fn what_a_group_cannot_take_any_more_is_decided_anew() {
     assert!(world.data[&NodeId(104)][&partition].configuration.epoch >= Epoch(4));
 }
 
+/// A new leader of the managers may hear first of a member that was away for long: what is decided stands
+/// (simulation, seed 30094: the word for a survivor was taken back, and the other one could have gone on as well).
+#[test]
+fn a_report_of_long_ago_takes_nothing_back() {
+    for last in [&[105, 106][..], &[105]] {
+        let mut world = settled();
+        let partition = PartitionId(4);
+        adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+        let old = world.data[&NodeId(104)][&partition].clone();
+        for (epoch, members) in [(3, &[105, 106][..]), (4, last)] {
+            adopt_unaligned(&mut world, 4, epoch, members);
+        }
+        world.data.get_mut(&NodeId(104)).unwrap().insert(partition, old);
+        world.down.extend(nodes(&[105, 106]));
+        world.loads = Loads::new(world.now_ms);
+        world.wait(20_000);
+        let decided = &world.data_record(4).configuration;
+        assert_eq!((decided.epoch, &decided.members), (Epoch(4), &nodes(last)));
+    }
+}
+
 /// Simulation, seed 30235: the two others had let go of it, and one of these did not know it yet. The blank
 /// one voted for that one, and what had been committed without it was overwritten.
 #[test]
