@@ -3,7 +3,7 @@
 use milpa_host::clock::now_ms;
 use milpa_host::rpc::Reply;
 use milpa_raft::{LogPosition, MemberChange, ProposeError};
-use milpa_types::{DataError, Epoch, NodeId, PartitionId};
+use milpa_types::{DataError, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
 
 use crate::overwrite::{EntryHead, encode_entry};
@@ -223,6 +223,8 @@ fn waiting_for<'a>(
 
 #[cfg(test)]
 mod tests {
+    use milpa_types::Epoch;
+
     use super::*;
 
     fn configuration(epoch: u64, members: &[u32], primary: u32) -> Configuration {
