@@ -66,6 +66,8 @@ pub(crate) struct Shared {
     is_pushing: bool,
     /// A settle in the background is under way, or waits for its turn.
     is_settling: bool,
+    /// A truncation is on its way: nothing is written meanwhile, as nobody can tell what of that it cuts.
+    is_truncating: bool,
     /// Counts what servers have taken.
     progress: u64,
     failures: Failures,
@@ -97,6 +99,7 @@ impl FileState {
             sequential: (0, 0),
             is_pushing: false,
             is_settling: false,
+            is_truncating: false,
             progress: 0,
             failures: Failures::default(),
             handles: 0,

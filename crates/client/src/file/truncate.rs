@@ -95,11 +95,13 @@ impl Inner {
         if sets_others && file.shared().content.is_dirty() {
             self.settle(file, &mut io).await?;
         }
+        file.shared().is_truncating = changes.size.is_some();
         let sent = self.send_setattr(file.inode, changes).await;
-        // Without an answer it may have been cut all the same.
-        file.shared().content.stale |= sent.is_err() && changes.size.is_some();
-        let (mut attributes, before) = sent?;
         let mut shared = file.shared();
+        shared.is_truncating = false;
+        // Without an answer it may have been cut all the same.
+        shared.content.stale |= sent.is_err() && changes.size.is_some();
+        let (mut attributes, before) = sent?;
         let released = match changes.size {
             Some(size) => shared.content.truncated(size, attributes, before),
             None => {

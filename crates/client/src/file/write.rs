@@ -36,6 +36,18 @@ pub(crate) enum Place {
     Page(u64),
 }
 
+/// What a write has left in the buffer.
+struct Buffered {
+    /// One past its last byte.
+    end: u64,
+    /// How many bytes it took the place of.
+    replaced: u64,
+    /// Of the file, all that is to be sent.
+    pieces: usize,
+    /// It is part of a stream that is worth sending.
+    is_stream: bool,
+}
+
 impl Inner {
     /// Writes, in pieces that the buffer can take. Gives where the last one ends.
     pub(crate) async fn write(
@@ -100,34 +112,11 @@ impl Inner {
         if !self.budget.try_take(length) {
             self.wait_for_room(length).await?;
         }
-        let (end, replaced, pieces, stream) = {
-            let mut shared = file.shared();
-            let offset = match place {
-                Place::At(offset) | Place::Page(offset) => offset,
-                Place::End => shared.content.size(),
-            };
-            let end = offset.checked_add(u64::from(length)).filter(|end| *end <= FILE_BYTES_MAX);
-            let Some(end) = end else {
-                drop(shared);
-                self.budget.give(u64::from(length));
-                return Err(FsError::TooLarge);
-            };
-            let replaced = shared.content.write(offset, data, now(), clear_set_id);
-            let (last, run) = shared.sequential;
-            let run = if offset == last { run } else { 0 } + u64::from(length);
-            let stream = run >= STREAM_BYTES && !shared.is_pushing;
-            shared.sequential = (end, if stream { 0 } else { run });
-            let pieces = shared.content.buffered_pieces();
-            let is_first = shared.dirty_since.is_none();
-            shared.dirty_since.get_or_insert_with(Instant::now);
-            if is_first {
-                drop(shared);
-                self.files.mark_dirty(file);
-            }
-            (end, replaced, pieces, stream)
-        };
-        self.budget.give(replaced);
-        if stream {
+        let buffered = self.buffer_in_time(file, place, data, clear_set_id).await;
+        let left = buffered.as_ref().map_or(u64::from(length), |buffered| buffered.replaced);
+        self.budget.give(left);
+        let Buffered { end, pieces, is_stream, .. } = buffered?;
+        if is_stream {
             self.push_in_background(file, Scope::FullPackets);
         } else if pieces > PIECES_SEND {
             self.push_in_background(file, Scope::All);
@@ -136,6 +125,56 @@ impl Inner {
             }
         }
         Ok(end)
+    }
+
+    /// Not during a truncation.
+    async fn buffer_in_time(
+        &self,
+        file: &Arc<FileState>,
+        place: Place,
+        data: Bytes,
+        clear_set_id: bool,
+    ) -> Result<Buffered, FsError> {
+        loop {
+            if let Some(buffered) = self.buffer(file, place, &data, clear_set_id)? {
+                return Ok(buffered);
+            }
+            drop(self.turn(file).await?);
+        }
+    }
+
+    /// `None` during a truncation.
+    fn buffer(
+        &self,
+        file: &Arc<FileState>,
+        place: Place,
+        data: &Bytes,
+        clear_set_id: bool,
+    ) -> Result<Option<Buffered>, FsError> {
+        let mut shared = file.shared();
+        if shared.is_truncating {
+            return Ok(None);
+        }
+        let offset = match place {
+            Place::At(offset) | Place::Page(offset) => offset,
+            Place::End => shared.content.size(),
+        };
+        let length = data.len() as u64;
+        let end = offset.checked_add(length).filter(|end| *end <= FILE_BYTES_MAX);
+        let end = end.ok_or(FsError::TooLarge)?;
+        let replaced = shared.content.write(offset, data.clone(), now(), clear_set_id);
+        let (last, run) = shared.sequential;
+        let run = if offset == last { run } else { 0 } + length;
+        let is_stream = run >= STREAM_BYTES && !shared.is_pushing;
+        shared.sequential = (end, if is_stream { 0 } else { run });
+        let pieces = shared.content.buffered_pieces();
+        let is_first = shared.dirty_since.is_none();
+        shared.dirty_since.get_or_insert_with(Instant::now);
+        drop(shared);
+        if is_first {
+            self.files.mark_dirty(file);
+        }
+        Ok(Some(Buffered { end, replaced, pieces, is_stream }))
     }
 
     /// The buffer is full: has everything sent, and waits for what becomes free, as long as anything does.

@@ -534,6 +534,35 @@ async fn who_opens_a_file_while_its_path_is_truncated_appends_at_its_end() {
     assert!(read(&cluster.client().await, "/f").await == pattern(2, 10));
 }
 
+/// Simulation, seed 248237: what was written while the answer to an own truncation was on its way was cut by it, and so
+/// bytes came to light that somebody else had written after the truncation, and before.
+#[tokio::test(start_paused = true)]
+async fn what_is_written_during_an_own_truncation_comes_after_it() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 5000)).await;
+    let (client, other) = (cluster.client().await, cluster.client().await);
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    cluster.once(Fault::Slow(Duration::from_millis(100)), |call| {
+        let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
+        matches!(write, MetaWrite::SetAttributes { .. })
+    });
+    let shorter = AttributeChanges { size: Some(100), ..AttributeChanges::default() };
+    let writing = async {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let opened = other.open(inode, OpenFlags::read_write()).await.unwrap();
+        other.write(opened.handle, 2000, pattern(2, 1000), false).await.unwrap();
+        other.release(opened.handle).await.unwrap();
+        client.write(handle, 2000, pattern(3, 1000), false).await.unwrap();
+    };
+    let (truncated, ()) = tokio::join!(client.setattr(inode, shorter), writing);
+    truncated.unwrap();
+    client.flush(handle).await.unwrap();
+    let content = read(&cluster.client().await, "/f").await;
+    assert!(content[2000..] == pattern(3, 1000), "{} bytes", content.len());
+    assert!(content[..100] == pattern(1, 5000)[..100] && content[100..2000] == [0; 1900]);
+}
+
 /// Found by a reader: the map of a file came in one answer, and one that no frame could hold was never opened again.
 #[tokio::test(start_paused = true)]
 async fn a_map_that_comes_in_parts_is_of_one_version() {
