@@ -29,8 +29,10 @@ impl Disk {
             Ok(partition) => partition,
             Err(error) => return answer(reply, Err(error)),
         };
+        // What came out of the log: it need not be in force yet, and is what the group has.
+        let present = partition.state.configuration.clone();
         if !partition.leads() {
-            let error = match survivor_without(&wanted, &partition.configuration, node) {
+            let error = match survivor_without(&wanted, &present, node) {
                 Some(lost) => self.go_alone(id, lost),
                 None => partition.not_leader(),
             };
@@ -39,11 +41,19 @@ impl Disk {
         if partition.configuration == wanted {
             return answer_done(reply, Ok(()));
         }
-        if let Err(error) = check(&wanted, &partition.configuration) {
-            return answer(reply, Err(error));
-        }
         if let Some(replies) = waiting_for(partition, &wanted) {
-            return replies.push(reply);
+            replies.push(reply);
+            if !lost.is_empty() && present != wanted {
+                // Under way: who was lost since then is not waited for.
+                let _ = self.propose_configuration(id, &wanted, lost);
+            }
+            return;
+        }
+        if present == wanted {
+            return answer(reply, Err(DataError::Busy));
+        }
+        if let Err(error) = check(&wanted, &present) {
+            return answer(reply, Err(error));
         }
         let proposed = self.propose_configuration(id, &wanted, lost);
         let waiting = Waiting::Configure { configuration: wanted, replies: vec![reply] };

@@ -11,7 +11,7 @@ use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
 use milpa_wire::data::DataRequest;
 
-use crate::store::{Checksums, ExtentStore, Freed, NewExtent, StoreError};
+use crate::store::{Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, StoreError};
 
 use super::disk::Disk;
 use super::fetch::{Chunk, Doubt};
@@ -190,7 +190,7 @@ impl Filling {
         let ranges: Vec<Freed> =
             ranges.into_iter().filter(|range| range.extent == extent).map(freed).collect();
         // What is here was written just now: damage in it is told by who reads it.
-        self.on_extent(extent, move |store| store.free(&ranges, &mut Vec::new())).await
+        self.on_extent(extent, move |store| store.free(&ranges, &mut HeaderBlocks::default())).await
     }
 
     pub(super) async fn epoch(&self) -> Result<Epoch, DataError> {

@@ -48,6 +48,12 @@ struct Lost {
     is_told: bool,
 }
 
+impl Lost {
+    fn is_certain(&self) -> bool {
+        self.repairs >= REPAIRS_UNTIL_LOST
+    }
+}
+
 impl LostBlocks {
     /// Notes that no member had a block whole. True when it is called lost from now on.
     pub fn add(&mut self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
@@ -84,8 +90,12 @@ impl LostBlocks {
 
     /// Whether no member has a block, by two repairs in a row.
     pub fn contains(&self, extent: ExtentId, block: u64) -> bool {
-        let lost = self.blocks.get(&(extent, block));
-        lost.is_some_and(|lost| lost.repairs >= REPAIRS_UNTIL_LOST)
+        self.blocks.get(&(extent, block)).is_some_and(Lost::is_certain)
+    }
+
+    /// All such blocks.
+    pub fn all(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        self.blocks.iter().filter(|(_, lost)| lost.is_certain()).map(|(place, _)| *place)
     }
 
     /// Whether it is too early to try again.

@@ -13,7 +13,7 @@ use milpa_wire::data::{
     FREED_RANGES_MAX,
 };
 
-use crate::store::{ExtentStore, Freed, StoreError};
+use crate::store::{ExtentStore, Freed, HeaderBlocks, StoreError};
 
 use super::access::partition_of;
 use super::disk::{Disk, DiskEvent, Incoming};
@@ -170,11 +170,12 @@ impl Disk {
         match self.partition(id) {
             Ok(partition) => {
                 let store = Arc::clone(&partition.store);
+                let lost = partition.lost.all().collect();
                 self.workers.free(
                     move || {
-                        let mut damaged = Vec::new();
-                        then(store.free(&ranges, &mut damaged).map_err(DataError::from));
-                        damaged
+                        let mut headers = HeaderBlocks { lost, damaged: Vec::new() };
+                        then(store.free(&ranges, &mut headers).map_err(DataError::from));
+                        headers.damaged
                     },
                     move |disk, damaged| {
                         for (extent, block) in damaged {

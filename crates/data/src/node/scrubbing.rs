@@ -175,7 +175,9 @@ mod tests {
     use milpa_types::{Epoch, InodeId, SessionId};
 
     use crate::store::memory_files::{Call, Fault, MemoryFiles};
-    use crate::store::{Checksums, Freed, NewExtent, StoreDisk, StoreLimits, checksums_of};
+    use crate::store::{
+        Checksums, Freed, HeaderBlocks, NewExtent, StoreDisk, StoreLimits, checksums_of,
+    };
 
     const PARTITION: PartitionId = PartitionId(42);
 
@@ -205,7 +207,9 @@ mod tests {
         let store = two_extents(&MemoryFiles::new());
         for extent in [1, 2].map(ExtentId) {
             let length = 950 * BLOCK_BYTES;
-            store.free(&[Freed { extent, offset: 0, length }], &mut Vec::new()).unwrap();
+            store
+                .free(&[Freed { extent, offset: 0, length }], &mut HeaderBlocks::default())
+                .unwrap();
         }
         let (mut start, mut counted) = (Default::default(), 0);
         while let Found { step: Step { next: Some(place), bytes }, .. } =
@@ -241,7 +245,7 @@ mod tests {
         assert_eq!((found.is_cut_off, found.step.next), (true, Some(place(1, 700))));
         assert_eq!(found.damaged, []);
         let freed = Freed { extent: ExtentId(1), offset: 0, length: u64::MAX };
-        store.free(&[freed], &mut Vec::new()).unwrap();
+        store.free(&[freed], &mut HeaderBlocks::default()).unwrap();
         let found = look(&store, PARTITION, begin, None);
         assert_eq!((found.is_cut_off, found.step.next), (false, Some(place(2, 256))));
     }

@@ -17,7 +17,8 @@ use super::memory_files::MemoryFiles;
 use super::piece::{PIECE_HEADER_BYTES, PieceHeader, PiecePlace, header_crc};
 use super::recover::{LABEL_BYTES, decode_label, encode_label};
 use super::{
-    Checksums, ExtentStore, Freed, NewExtent, StoreDisk, StoreLimits, checksums_of, extent_path,
+    Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, StoreDisk, StoreLimits, checksums_of,
+    extent_path,
 };
 
 const PARTITION: PartitionId = PartitionId(7);
@@ -269,7 +270,7 @@ fn store(seed: u64) -> Vec<u8> {
             0 => drop(store.flush(&[(EXTENT, 0)])),
             1 => {
                 let freed = Freed { extent: EXTENT, offset: 0, length: random.below(length) };
-                drop(store.free(&[freed], &mut Vec::new()));
+                drop(store.free(&[freed], &mut HeaderBlocks::default()));
             }
             _ => {}
         }

@@ -4,6 +4,7 @@
 //! range is freed again, or simply by memory: whether a block is freed is decided by the dead ranges, the
 //! marks in the slots and the holes only follow.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -17,13 +18,20 @@ use super::piece::{self, PIECE_HEADER_BYTES};
 use super::{ExtentStore, Freed, StoreError, extent_path, lock, write_lock};
 
 /// What is to be done once the log has it.
+/// Blocks with headers of pieces that may be dead.
+#[derive(Debug, Default)]
+pub struct HeaderBlocks {
+    /// No replica has these: nobody waits until the disk reads them.
+    pub lost: BTreeSet<(ExtentId, u64)>,
+    /// These cannot be read, and are to be repaired.
+    pub damaged: Vec<(ExtentId, u64)>,
+}
+
 #[derive(Default)]
 struct Plan {
     records: Vec<Record>,
     punches: Vec<(Arc<Extent>, u64, u64)>,
     removals: Vec<ExtentId>,
-    /// Blocks with headers of pieces that may be dead, and cannot be read.
-    damaged: Vec<(ExtentId, u64)>,
 }
 
 impl Plan {
@@ -36,7 +44,7 @@ impl Plan {
 pub(super) fn free(
     store: &ExtentStore,
     ranges: &[Freed],
-    damaged: &mut Vec<(ExtentId, u64)>,
+    headers: &mut HeaderBlocks,
 ) -> Result<(), StoreError> {
     store.disk.check()?;
     store.check_open()?;
@@ -49,14 +57,13 @@ pub(super) fn free(
                 plan.remove(range.extent);
                 Ok(())
             }
-            Ok(extent) => note_dead(store, &extent, range, &noting, &mut plan),
-            Err(StoreError::NoExtent) => note_absent(store, range, &noting, &mut plan),
+            Ok(extent) => note_dead(store, &extent, range, &noting, &mut plan, headers),
+            Err(StoreError::NoExtent) => note_absent(store, range, &noting, &mut plan, headers),
             // Removed.
             Err(_) => Ok(()),
         };
         unread = unread.and(noted);
     }
-    damaged.append(&mut plan.damaged);
     // What was noted stands all the same; the rest is found when the caller asks again.
     execute(store, &plan, noting).and(unread)
 }
@@ -90,13 +97,14 @@ fn note_absent(
     range: &Freed,
     noting: &Noting<'_>,
     plan: &mut Plan,
+    headers: &mut HeaderBlocks,
 ) -> Result<(), StoreError> {
     let (start, end) = bounds(range);
     let mut freed = lock(&store.freed);
     // Looked up again under the lock under which a new extent takes over what is left for it.
     if let Some(extent) = store.present(range.extent) {
         drop(freed);
-        return note_dead(store, &extent, range, noting, plan);
+        return note_dead(store, &extent, range, noting, plan, headers);
     }
     if start < end && (freed.note_absent(range.extent, start, end) || noting.has_company()) {
         plan.records.push(Record::Dead { extent: range.extent, start, end });
@@ -112,6 +120,7 @@ fn note_dead(
     range: &Freed,
     noting: &Noting<'_>,
     plan: &mut Plan,
+    headers: &mut HeaderBlocks,
 ) -> Result<(), StoreError> {
     let (mut start, end) = bounds(range);
     let mut is_new = note_range(extent, start, end);
@@ -137,10 +146,14 @@ fn note_dead(
         plan.punches.push((Arc::clone(extent), start, end));
     }
     let Err(error) = header else { return Ok(()) };
-    plan.damaged.extend(error.damaged_block().map(|block| (extent.id, block)));
+    let block = error.damaged_block().map(|block| (extent.id, block));
+    headers.damaged.extend(block);
     match error {
         // It goes when the block is repaired, and that waits for no one to ask again.
         StoreError::Corrupt { .. } | StoreError::Doubtful { .. } => Ok(()),
+        StoreError::ReadFailed { .. } if block.is_some_and(|it| headers.lost.contains(&it)) => {
+            Ok(())
+        }
         error => Err(error),
     }
 }

@@ -75,6 +75,7 @@ use disk::{OpenFile, StoreNumber};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};
 use extent::{Entries, Extent};
+pub use free::HeaderBlocks;
 use freed_log::{FreedLog, Unlogged};
 pub use recover::{ExtentRecovery, RecoveryReport};
 pub use scrub::Verified;
@@ -499,19 +500,14 @@ impl ExtentStore {
 
     /// Gives back the disk space of ranges that no file refers to any more. Durable on return
     /// (one flush of the partition's freed log for all of them); idempotent; unknown extents are
-    /// no error. A sealed extent that is dead in all its bytes is removed. Adds to `damaged` the blocks that
-    /// are to be repaired, whatever else fails: they hold headers of pieces which may be dead, and go when
-    /// they can be read.
+    /// no error. A sealed extent that is dead in all its bytes is removed. Adds to `headers` the blocks that
+    /// are to be repaired, whatever else fails: the headers in them go when they can be read.
     ///
     /// # Errors
     ///
     /// `DiskFailed`, `NoSpace`, `Busy`, `ReadFailed`: to be asked for again. What else was asked for is freed.
-    pub fn free(
-        &self,
-        ranges: &[Freed],
-        damaged: &mut Vec<(ExtentId, u64)>,
-    ) -> Result<(), StoreError> {
-        free::free(self, ranges, damaged)
+    pub fn free(&self, ranges: &[Freed], headers: &mut HeaderBlocks) -> Result<(), StoreError> {
+        free::free(self, ranges, headers)
     }
 
     /// The pieces of a small extent that are not freed, from `from` (0, or where the last call

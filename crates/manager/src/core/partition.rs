@@ -217,6 +217,12 @@ impl State {
         applied
     }
 
+    /// Whether the newest configuration was decided instead of others, which some may have taken.
+    #[must_use]
+    pub fn has_replaced(&self, record: &DataRecord) -> bool {
+        self.replaced.contains_key(&record.id)
+    }
+
     /// What the group of a data partition had when its newest configuration was decided. Reports of older ones are
     /// of members that have not heard of it, and say nothing of the group.
     #[must_use]

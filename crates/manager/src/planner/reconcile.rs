@@ -260,7 +260,8 @@ fn create_data(view: View<'_>, record: &DataRecord, plan: &mut Plan) {
         let is_member = configuration.members.contains(&replica.node);
         // One that is decided may have been adopted by members whose reports are late, or do not come: then a blank
         // replica counts.
-        let is_decided = record.configuration.members.contains(&replica.node);
+        let is_decided = record.configuration.members.contains(&replica.node)
+            || view.state.has_replaced(record) && configuration.epoch < record.configuration.epoch;
         if !is_first && (!is_made || is_member || is_decided) {
             continue;
         }

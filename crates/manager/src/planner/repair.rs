@@ -176,7 +176,9 @@ fn survivors_configuration(
 
 /// Who of the members, as they are and as they shall be, will not come back with what it has.
 pub(super) fn lost_members(view: View<'_>, record: &DataRecord) -> Vec<NodeId> {
-    let leader = view.loads.data_leader(record).and_then(|node| view.loads.report(node));
+    let is_heard = |node: &NodeId| view.state.node(*node).is_some_and(|it| it.state.is_heard());
+    let leader = view.loads.data_leader(record).filter(is_heard);
+    let leader = leader.and_then(|node| view.loads.report(node));
     let reporting_ms = leader.map_or(0, |load| load.reporting_ms(view.now_ms));
     let present = view.loads.adopted(record).into_iter().chain([&record.configuration]);
     let members: BTreeSet<NodeId> = present.flat_map(|it| it.members.iter().copied()).collect();

@@ -25,7 +25,10 @@ fn after_a_failed_flush_nothing_is_written_or_flushed_again() {
     assert!(matches!(world.overwrite(0, &[1]), Err(StoreError::DiskFailed)));
     assert!(matches!(world.store.seal(LARGE, 1), Err(StoreError::DiskFailed)));
     let freed = Freed { extent: LARGE, offset: 0, length: 10_000 };
-    assert!(matches!(world.store.free(&[freed], &mut Vec::new()), Err(StoreError::DiskFailed)));
+    assert!(matches!(
+        world.store.free(&[freed], &mut HeaderBlocks::default()),
+        Err(StoreError::DiskFailed)
+    ));
     let created = world.store.create_extent(new_extent(ExtentId(8)));
     assert!(matches!(created, Err(StoreError::DiskFailed)));
     assert_eq!(world.read(0, 10_000).unwrap(), pattern(1, 10_000), "verified bytes still serve");
@@ -168,11 +171,14 @@ fn a_range_that_another_call_is_freeing_is_not_freed_before_that_is_logged() {
             let range = Freed { extent, offset: 4_096, length: 8_192 };
             let (store, files) = (Arc::clone(&world.store), world.files.clone());
             world.files.before_read(move || {
-                store.free(&[range], &mut Vec::new()).unwrap();
+                store.free(&[range], &mut HeaderBlocks::default()).unwrap();
                 files.cut_power(seed);
             });
             let slow = Freed { extent: small, offset: 10_000, length: 10_000 };
-            assert!(world.store.free(&[range, slow], &mut Vec::new()).is_err(), "it was under way");
+            assert!(
+                world.store.free(&[range, slow], &mut HeaderBlocks::default()).is_err(),
+                "it was under way"
+            );
             assert_eq!(world.kill().store.freed(&[extent], 9), [range], "{seed}");
         }
     }
@@ -185,11 +191,11 @@ fn what_the_log_could_not_take_is_logged_when_it_is_freed_again() {
     let world = World::new();
     let range = |extent| Freed { extent: ExtentId(extent), offset: 0, length: 100 };
     let full: Vec<Freed> = (1..=512).map(range).collect();
-    world.store.free(&full, &mut Vec::new()).unwrap();
+    world.store.free(&full, &mut HeaderBlocks::default()).unwrap();
     world.files.fail(Fault { call: Call::Write, after: 0, errno: libc::EMFILE });
-    let failed = world.store.free(&[range(600)], &mut Vec::new());
+    let failed = world.store.free(&[range(600)], &mut HeaderBlocks::default());
     assert!(matches!(failed, Err(StoreError::Busy)), "{failed:?}");
-    world.store.free(&[range(600)], &mut Vec::new()).unwrap();
+    world.store.free(&[range(600)], &mut HeaderBlocks::default()).unwrap();
     let world = world.crash(3);
     assert_eq!(world.store.freed(&[ExtentId(600)], 9), [range(600)]);
 }
@@ -322,7 +328,7 @@ fn a_freed_block_need_not_be_readable() {
     world.append(&bytes).unwrap();
     world.flush().unwrap();
     let second = Freed { extent: LARGE, offset: 4_096, length: 4_096 };
-    world.store.free(&[second], &mut Vec::new()).unwrap();
+    world.store.free(&[second], &mut HeaderBlocks::default()).unwrap();
     let fail_second = || {
         // The read of both, then that of the second alone.
         world.files.fail(Fault { call: Call::Read, after: 0, errno: EIO });

@@ -88,7 +88,9 @@ impl World {
     }
 
     fn free(&self, offset: u64, length: u64) {
-        self.store.free(&[Freed { extent: LARGE, offset, length }], &mut Vec::new()).unwrap();
+        self.store
+            .free(&[Freed { extent: LARGE, offset, length }], &mut HeaderBlocks::default())
+            .unwrap();
     }
 
     fn path(&self) -> PathBuf {

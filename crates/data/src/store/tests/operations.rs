@@ -380,7 +380,7 @@ fn the_freed_log_is_compacted_when_full() {
     }
     for id in 100..400 {
         let freed = Freed { extent: ExtentId(id), offset: 0, length: u64::MAX };
-        world.store.free(&[freed], &mut Vec::new()).unwrap();
+        world.store.free(&[freed], &mut HeaderBlocks::default()).unwrap();
     }
     world.flush().unwrap();
     let dead = world.store.extent(LARGE).unwrap().state().dead.clone();
@@ -401,7 +401,7 @@ fn what_was_dead_of_a_removed_extent_is_forgotten() {
     let world = World::new();
     let free = |world: &World, extent, length| {
         let range = Freed { extent: ExtentId(extent), offset: 0, length };
-        world.store.free(&[range], &mut Vec::new()).unwrap();
+        world.store.free(&[range], &mut HeaderBlocks::default()).unwrap();
     };
     let dead = |world: &World| {
         let file = world.files.open(&directory().join("freed")).unwrap();

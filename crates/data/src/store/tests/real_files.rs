@@ -154,12 +154,17 @@ fn freeing_really_gives_blocks_back() {
     let before = store.allocated_bytes();
     assert!(before >= 1 << 20, "{before}");
     store
-        .free(&[Freed { extent: LARGE, offset: 4_096, length: 900_000 }], &mut Vec::new())
+        .free(
+            &[Freed { extent: LARGE, offset: 4_096, length: 900_000 }],
+            &mut HeaderBlocks::default(),
+        )
         .unwrap();
     let after = store.allocated_bytes();
     assert!(before - after >= 890_000, "{before} to {after}");
     assert_eq!(store.read(LARGE, 0, 4_096).unwrap().bytes, pattern(1, 4_096));
-    store.free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }], &mut Vec::new()).unwrap();
+    store
+        .free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }], &mut HeaderBlocks::default())
+        .unwrap();
     assert_eq!(store.allocated_bytes(), 0);
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "label and freed log");
 }

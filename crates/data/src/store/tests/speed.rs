@@ -50,7 +50,10 @@ fn speed_of_appends_and_reads() {
                 }
             });
             store
-                .free(&[Freed { extent: LARGE, offset: 0, length: u64::MAX }], &mut Vec::new())
+                .free(
+                    &[Freed { extent: LARGE, offset: 0, length: u64::MAX }],
+                    &mut HeaderBlocks::default(),
+                )
                 .unwrap();
         }
     }
