@@ -110,7 +110,7 @@ fn a_member_catches_up_though_the_leader_has_a_rotten_block() {
         cluster.rot_extent(cluster.leader(&[1, 2]).await, extent, 200_000);
         cluster.start_node(3).await;
         let back = Instant::now();
-        cluster.configure(configuration(3, &[3, 1, 2]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[3, 1, 2]), &[1, 2, 3]).await;
         assert!(back.elapsed() < CATCH_UP_MAX, "it took {:?}", back.elapsed());
         cluster.equal_digests(&[1, 2, 3], 1).await;
     });

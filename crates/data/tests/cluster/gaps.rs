@@ -58,7 +58,7 @@ fn what_the_leader_of_a_snapshot_lacks_comes_from_another_member() {
         cluster.overwrite_until_trimmed(&[1, 2], 2, extent).await;
         lead_without(cluster, extent).await;
         cluster.start_node(3).await;
-        cluster.configure(configuration(3, &[2, 1, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[2, 1, 3]), &[1, 2, 3]).await;
         nodes::until("the overwrite has come", async || {
             holds(cluster, 3, extent, &patch).then_some(())
         })

@@ -90,7 +90,7 @@ fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
 
         // It returns, lacks all that, and is made equal.
         cluster.start_node(3).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         let digests = cluster.equal_digests(&[1, 2, 3], 3).await;
         let read = cluster.read(3, shared, at..at + 999, false).await;
         assert_eq!(read, Ok(a[..999].to_vec()));
@@ -108,7 +108,7 @@ fn a_node_dies_and_comes_back_and_the_replicas_are_equal() {
         assert_eq!(read[8_192..12_288], again[..]);
         assert_eq!(read[5_000..8_192], over[..3_192]);
         let new = AppendTarget::New { token: 9 };
-        let (fresh, ..) = cluster.append_patiently(1, 3, new, &b).await;
+        let (fresh, ..) = cluster.append_patiently(1, 4, new, &b).await;
         assert!(fresh > second, "an extent id was given again");
     });
 }
@@ -303,7 +303,7 @@ fn a_blank_replica_is_filled() {
         cluster.overwrite(&[1, 2], 2, extents[1], 1_000, &pattern(3, 3_000)).await;
         cluster.drop_replica(3).await;
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 5).await;
         assert_eq!(cluster.read(3, extents[4], 0..300_000, false).await, Ok(bytes));
         // It never saw these overwrites, but it knows that others may have newer bytes.
@@ -328,7 +328,7 @@ fn what_was_filled_leaves_the_page_cache() {
         cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
         cluster.drop_replica(3).await;
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         nodes::until("the third is filled", async || {
             (cluster.report(1).await?.unaligned == 0).then_some(())
         })
@@ -358,7 +358,7 @@ fn a_fill_gives_memory_back_behind_itself() {
         cluster.start_slow_filling_node(3, 24 << 20).await;
         cluster.drop_replica(3).await;
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         let (mut cached_max, mut written) = (0, 0);
         nodes::until("the third is filled", async || {
             if cluster.report(1).await?.unaligned == 0 {
@@ -435,7 +435,7 @@ fn a_replica_is_made_again_when_the_files_of_the_former_are_gone() {
             });
             tokio::join!(cluster.drop_replica(3), made);
         }
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
         cluster.kill_node(3).await;
         cluster.start_node(3).await;
@@ -483,7 +483,7 @@ fn the_primary_dies_in_the_middle_of_a_stream() {
         }
         cluster.append_patiently(2, 2, AppendTarget::New { token: 2 }, &bytes).await;
         cluster.start_node(1).await;
-        cluster.configure(configuration(3, &[2, 3, 1]), &[2, 3, 1]).await;
+        cluster.join(1, configuration(4, &[2, 3, 1]), &[2, 3, 1]).await;
         cluster.equal_digests(&[2, 3, 1], 2).await;
     });
 }
@@ -593,7 +593,7 @@ fn frees_that_a_member_missed_reach_it() {
             cluster.ask(&cluster.as_meta, node, &free, Bytes::new()).await.unwrap();
         }
         cluster.start_node(3).await;
-        cluster.configure(configuration(3, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 2).await;
         let free = DataRequest::Free { ranges: vec![range(2, 4_000, 96)] };
         cluster.ask_all(&cluster.as_meta, &free).await;

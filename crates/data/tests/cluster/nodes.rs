@@ -350,6 +350,18 @@ impl Cluster {
         .await;
     }
 
+    /// Somebody becomes a member that learns in the epoch before.
+    pub async fn join(&self, learner: u32, configuration: Configuration, nodes: &[u32]) {
+        let learner = NodeId(learner);
+        let members: Vec<NodeId> =
+            configuration.members.iter().copied().filter(|it| *it != learner).collect();
+        let (epoch, primary) = (Epoch(configuration.epoch.0 - 1), members[0]);
+        let asked: Vec<u32> = members.iter().map(|node| node.0).collect();
+        let learning = Configuration { epoch, members, primary, learners: vec![learner] };
+        self.configure(learning, &asked).await;
+        self.configure(configuration, nodes).await;
+    }
+
     pub async fn append(
         &self,
         node: u32,
