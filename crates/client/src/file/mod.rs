@@ -42,6 +42,8 @@ pub(crate) struct FileState {
     /// Orders pushes, publishes and truncations: [`Inner::turn`](crate::inner::Inner::turn).
     io: Arc<tokio::sync::Mutex<Io>>,
     shared: Mutex<Shared>,
+    /// A truncation has ended.
+    truncated: tokio::sync::Notify,
 }
 
 /// What a push goes on with.
@@ -108,7 +110,12 @@ impl FileState {
             idle_since: None,
         };
         let inode = shared.content.attributes.inode;
-        FileState { inode, io: Arc::default(), shared: Mutex::new(shared) }
+        FileState {
+            inode,
+            io: Arc::default(),
+            shared: Mutex::new(shared),
+            truncated: tokio::sync::Notify::new(),
+        }
     }
 
     pub(crate) fn shared(&self) -> MutexGuard<'_, Shared> {

@@ -99,6 +99,7 @@ impl Inner {
         let sent = self.send_setattr(file.inode, changes).await;
         let mut shared = file.shared();
         shared.is_truncating = false;
+        file.truncated.notify_waiters();
         // Without an answer it may have been cut all the same.
         shared.content.stale |= sent.is_err() && changes.size.is_some();
         let (mut attributes, before) = sent?;

@@ -40,8 +40,6 @@ pub(crate) enum Place {
 struct Buffered {
     /// One past its last byte.
     end: u64,
-    /// How many bytes it took the place of.
-    replaced: u64,
     /// Of the file, all that is to be sent.
     pieces: usize,
     /// It is part of a stream that is worth sending.
@@ -109,13 +107,16 @@ impl Inner {
             // Others have changed where it ends.
             self.reload(file).await?;
         }
-        if !self.budget.try_take(length) {
-            self.wait_for_room(length).await?;
-        }
-        let buffered = self.buffer_in_time(file, place, data, clear_set_id).await;
-        let left = buffered.as_ref().map_or(u64::from(length), |buffered| buffered.replaced);
-        self.budget.give(left);
-        let Buffered { end, pieces, is_stream, .. } = buffered?;
+        let Buffered { end, pieces, is_stream } = loop {
+            if !self.budget.try_take(length) {
+                self.wait_for_room(length).await?;
+            }
+            // Who is killed while he waits has taken no room.
+            if let Some(buffered) = self.buffer(file, place, &data, clear_set_id)? {
+                break buffered;
+            }
+            self.truncation(file).await?;
+        };
         if is_stream {
             self.push_in_background(file, Scope::FullPackets);
         } else if pieces > PIECES_SEND {
@@ -127,23 +128,22 @@ impl Inner {
         Ok(end)
     }
 
-    /// Not during a truncation.
-    async fn buffer_in_time(
-        &self,
-        file: &Arc<FileState>,
-        place: Place,
-        data: Bytes,
-        clear_set_id: bool,
-    ) -> Result<Buffered, FsError> {
+    /// Waits for the end of a truncation, and not for others that wait to send bytes of the file.
+    async fn truncation(&self, file: &FileState) -> Result<(), FsError> {
+        let mut retry = Retry::new(&self.core, "write");
+        retry.waits_for("a truncation of the file");
         loop {
-            if let Some(buffered) = self.buffer(file, place, &data, clear_set_id)? {
-                return Ok(buffered);
+            let ended = file.truncated.notified();
+            if !file.shared().is_truncating {
+                return Ok(());
             }
-            drop(self.turn(file).await?);
+            if tokio::time::timeout(retry.cap(LOOK), ended).await.is_err() {
+                retry.check(Duration::from_millis(1))?;
+            }
         }
     }
 
-    /// `None` during a truncation.
+    /// Into the room that was taken for it. `None`, and the room is given back, during a truncation.
     fn buffer(
         &self,
         file: &Arc<FileState>,
@@ -151,17 +151,23 @@ impl Inner {
         data: &Bytes,
         clear_set_id: bool,
     ) -> Result<Option<Buffered>, FsError> {
+        let length = data.len() as u64;
         let mut shared = file.shared();
         if shared.is_truncating {
+            drop(shared);
+            self.budget.give(length);
             return Ok(None);
         }
         let offset = match place {
             Place::At(offset) | Place::Page(offset) => offset,
             Place::End => shared.content.size(),
         };
-        let length = data.len() as u64;
         let end = offset.checked_add(length).filter(|end| *end <= FILE_BYTES_MAX);
-        let end = end.ok_or(FsError::TooLarge)?;
+        let Some(end) = end else {
+            drop(shared);
+            self.budget.give(length);
+            return Err(FsError::TooLarge);
+        };
         let replaced = shared.content.write(offset, data.clone(), now(), clear_set_id);
         let (last, run) = shared.sequential;
         let run = if offset == last { run } else { 0 } + length;
@@ -174,7 +180,8 @@ impl Inner {
         if is_first {
             self.files.mark_dirty(file);
         }
-        Ok(Some(Buffered { end, replaced, pieces, is_stream }))
+        self.budget.give(replaced);
+        Ok(Some(Buffered { end, pieces, is_stream }))
     }
 
     /// The buffer is full: has everything sent, and waits for what becomes free, as long as anything does.
