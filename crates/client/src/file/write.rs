@@ -1,7 +1,7 @@
 //! write(2): into the buffer.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::content::{FILE_BYTES_MAX, Scope};
 use super::turn::LOOK;
-use super::{FileState, Handle};
+use super::{FileState, Handle, Shared};
 use crate::call::Call;
 use crate::core::{Retry, now};
 use crate::error::FsError;
@@ -103,19 +103,23 @@ impl Inner {
         let file = &handle.file;
         self.check_generation(handle)?;
         let length = data.len() as u32;
-        if place == Place::End && file.shared().content.stale {
-            // Others have changed where it ends.
-            self.reload(file).await?;
-        }
         let Buffered { end, pieces, is_stream } = loop {
+            if place == Place::End && file.shared().content.stale {
+                // Others have changed where it ends.
+                self.reload(file).await?;
+            }
             if !self.budget.try_take(length) {
                 self.wait_for_room(length).await?;
             }
-            // Who is killed while he waits has taken no room.
-            if let Some(buffered) = self.buffer(file, place, &data, clear_set_id)? {
-                break buffered;
+            {
+                let shared = file.shared();
+                if !shared.is_truncating {
+                    break self.buffer(file, shared, place, data, clear_set_id)?;
+                }
             }
-            self.truncation(file).await?;
+            // Who is killed while he waits has taken no room.
+            self.budget.give(u64::from(length));
+            self.truncation_ends(file).await?;
         };
         if is_stream {
             self.push_in_background(file, Scope::FullPackets);
@@ -129,7 +133,7 @@ impl Inner {
     }
 
     /// Waits for the end of a truncation, and not for others that wait to send bytes of the file.
-    async fn truncation(&self, file: &FileState) -> Result<(), FsError> {
+    async fn truncation_ends(&self, file: &FileState) -> Result<(), FsError> {
         let mut retry = Retry::new(&self.core, "write");
         retry.waits_for("a truncation of the file");
         loop {
@@ -143,21 +147,16 @@ impl Inner {
         }
     }
 
-    /// Into the room that was taken for it. `None`, and the room is given back, during a truncation.
+    /// Into the room that was taken for it.
     fn buffer(
         &self,
         file: &Arc<FileState>,
+        mut shared: MutexGuard<'_, Shared>,
         place: Place,
-        data: &Bytes,
+        data: Bytes,
         clear_set_id: bool,
-    ) -> Result<Option<Buffered>, FsError> {
+    ) -> Result<Buffered, FsError> {
         let length = data.len() as u64;
-        let mut shared = file.shared();
-        if shared.is_truncating {
-            drop(shared);
-            self.budget.give(length);
-            return Ok(None);
-        }
         let offset = match place {
             Place::At(offset) | Place::Page(offset) => offset,
             Place::End => shared.content.size(),
@@ -168,7 +167,7 @@ impl Inner {
             self.budget.give(length);
             return Err(FsError::TooLarge);
         };
-        let replaced = shared.content.write(offset, data.clone(), now(), clear_set_id);
+        let replaced = shared.content.write(offset, data, now(), clear_set_id);
         let (last, run) = shared.sequential;
         let run = if offset == last { run } else { 0 } + length;
         let is_stream = run >= STREAM_BYTES && !shared.is_pushing;
@@ -181,7 +180,7 @@ impl Inner {
             self.files.mark_dirty(file);
         }
         self.budget.give(replaced);
-        Ok(Some(Buffered { end, pieces, is_stream }))
+        Ok(Buffered { end, pieces, is_stream })
     }
 
     /// The buffer is full: has everything sent, and waits for what becomes free, as long as anything does.

@@ -8,6 +8,7 @@ use milpa_client::{Client, FsError, HandleId, OpenFlags};
 use milpa_types::{AttributeChanges, InodeId, MetaError, MetaSlot, NodeId, PartitionId};
 use milpa_wire::data::DataRequest;
 use milpa_wire::meta::{MetaRead, MetaRequest, MetaWrite};
+use tokio::sync::Notify;
 
 use crate::cluster::{Call, Cluster, Fault, META, OWNER, create, name, pattern, read, write};
 
@@ -534,6 +535,65 @@ async fn who_opens_a_file_while_its_path_is_truncated_appends_at_its_end() {
     assert!(read(&cluster.client().await, "/f").await == pattern(2, 10));
 }
 
+/// The answer to the next truncation takes long; this tells when it was asked for.
+fn slow_truncation(cluster: &Cluster) -> Arc<Notify> {
+    let began = Arc::new(Notify::new());
+    let tell = Arc::clone(&began);
+    cluster.once(Fault::Slow(Duration::from_millis(100)), move |call| {
+        let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
+        let is_meant = matches!(write, MetaWrite::SetAttributes { .. });
+        if is_meant {
+            tell.notify_one();
+        }
+        is_meant
+    });
+    began
+}
+
+/// Found by a reader: who was killed while it waited for a truncation kept its room in the buffer for ever.
+#[tokio::test(start_paused = true)]
+async fn a_write_that_is_killed_during_a_truncation_leaves_its_room_to_others() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|config| config.buffer_bytes = 4 << 20).await;
+    let opened = create(&client, "f").await;
+    let (inode, handle) = (opened.attributes.inode, opened.handle);
+    for _ in 0..8 {
+        let began = slow_truncation(&cluster);
+        let empty = AttributeChanges { size: Some(0), ..AttributeChanges::default() };
+        let killed = async {
+            began.notified().await;
+            let write = client.write(handle, 0, pattern(1, 1 << 20), false);
+            assert!(tokio::time::timeout(Duration::from_millis(10), write).await.is_err());
+        };
+        let (truncated, ()) = tokio::join!(client.setattr(inode, empty), killed);
+        truncated.unwrap();
+    }
+    client.write(handle, 0, pattern(2, 1 << 20), false).await.unwrap();
+    client.flush(handle).await.unwrap();
+    assert!(read(&cluster.client().await, "/f").await == pattern(2, 1 << 20));
+}
+
+/// As in write(2): the end is where the file ends when the bytes are written.
+#[tokio::test(start_paused = true)]
+async fn an_append_that_waited_for_a_truncation_goes_to_the_end_that_it_left() {
+    let cluster = Cluster::new();
+    write(&cluster.client().await, "/f", &pattern(1, 5000)).await;
+    let client = cluster.client().await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let began = slow_truncation(&cluster);
+    let shorter = AttributeChanges { size: Some(100), ..AttributeChanges::default() };
+    let appending = async {
+        began.notified().await;
+        client.append(handle, pattern(2, 10), false).await.unwrap();
+    };
+    let (truncated, ()) = tokio::join!(client.setattr(inode, shorter), appending);
+    truncated.unwrap();
+    client.flush(handle).await.unwrap();
+    let content = read(&cluster.client().await, "/f").await;
+    assert!(content == [&pattern(1, 5000)[..100], &pattern(2, 10)].concat());
+}
+
 /// Simulation, seed 248237: what was written while the answer to an own truncation was on its way was cut by it, and so
 /// bytes came to light that somebody else had written after the truncation, and before.
 #[tokio::test(start_paused = true)]
@@ -543,13 +603,10 @@ async fn what_is_written_during_an_own_truncation_comes_after_it() {
     let (client, other) = (cluster.client().await, cluster.client().await);
     let inode = client.resolve(b"/f", true).await.unwrap().inode;
     let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
-    cluster.once(Fault::Slow(Duration::from_millis(100)), |call| {
-        let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
-        matches!(write, MetaWrite::SetAttributes { .. })
-    });
+    let began = slow_truncation(&cluster);
     let shorter = AttributeChanges { size: Some(100), ..AttributeChanges::default() };
     let writing = async {
-        tokio::time::sleep(Duration::from_millis(10)).await;
+        began.notified().await;
         let opened = other.open(inode, OpenFlags::read_write()).await.unwrap();
         other.write(opened.handle, 2000, pattern(2, 1000), false).await.unwrap();
         other.release(opened.handle).await.unwrap();

@@ -25,6 +25,7 @@ impl Disk {
         reply: Reply,
     ) {
         let node = self.shared.node;
+        self.driver.multi.do_not_wait_for(id, lost);
         let partition = match self.partition(id) {
             Ok(partition) => partition,
             Err(error) => return answer(reply, Err(error)),
@@ -42,12 +43,7 @@ impl Disk {
             return answer_done(reply, Ok(()));
         }
         if let Some(replies) = waiting_for(partition, &wanted) {
-            replies.push(reply);
-            if !lost.is_empty() && present != wanted {
-                // Under way: who was lost since then is not waited for.
-                let _ = self.propose_configuration(id, &wanted, lost);
-            }
-            return;
+            return replies.push(reply);
         }
         if present == wanted {
             return answer(reply, Err(DataError::Busy));

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use milpa_host::clock::{self, Instant};
 use milpa_host::rpc::Reply;
 
-use milpa_types::{DataError, Epoch, ExtentId, FreedRange, PartitionId, Role};
+use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, PartitionId, Role};
 use milpa_wire::data::{
     DataAnswer, DataReply, DataRequest, EXTENT_STATES_MAX, ExtentDigest, ExtentState,
     FREED_RANGES_MAX,
@@ -254,7 +254,7 @@ impl Disk {
             (applying.has_applied(applied, extent), applying.is_hindered(extent));
         drop(applying);
         if !may_give && is_hindered {
-            return self.refuse_fetch(store, extent, offset, reply);
+            return self.refuse_fetch(store, (id, extent), offset, reply);
         }
         if !may_give {
             return answer(reply, Err(DataError::Busy));
@@ -295,17 +295,23 @@ impl Disk {
     }
 
     /// An overwrite of the extent waits here, perhaps for the very block that is asked for, as the disk cannot read it: then
-    /// nobody is to wait for this replica. Those who are in doubt about theirs would, and it for them.
+    /// nobody is to wait for this replica. Those who are in doubt about theirs would, and it for them. But it is not lost
+    /// here: the disk may read it the next time.
     fn refuse_fetch(
         &mut self,
         store: Arc<ExtentStore>,
-        extent: ExtentId,
+        (id, extent): (PartitionId, ExtentId),
         offset: u64,
         reply: Reply,
     ) {
+        let block = offset / BLOCK_BYTES;
+        let is_lost = self.partitions.get(&id).is_some_and(|it| it.lost.contains(extent, block));
         let refuse = move || {
             let error = match store.read_for_repair(extent, offset, 1) {
-                Err(StoreError::ReadFailed { block, .. }) => DataError::Corrupt { block },
+                Err(StoreError::ReadFailed { block, .. }) if is_lost => {
+                    DataError::Corrupt { block }
+                }
+                Err(StoreError::ReadFailed { .. }) => DataError::NotHere,
                 _ => DataError::Busy,
             };
             answer(reply, Err(error));

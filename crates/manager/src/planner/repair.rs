@@ -28,14 +28,15 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
     }
     let mut primaries = count_primaries(view);
     for record in view.state.data_partitions() {
-        let Some(command) = next(view, record, &primaries) else { continue };
-        if let CommandV1::SetConfiguration { configuration, .. }
-        | CommandV1::ReplaceConfiguration { configuration, .. } = &command
-            && configuration.primary != record.configuration.primary
-        {
+        let Some((configuration, replaces)) = next(view, record, &primaries) else { continue };
+        if configuration.primary != record.configuration.primary {
             *primaries.entry(configuration.primary).or_default() += 1;
         }
-        plan.commands.push(command);
+        let partition = record.id;
+        plan.commands.push(match replaces {
+            Some(adopted) => CommandV1::ReplaceConfiguration { partition, configuration, adopted },
+            None => CommandV1::SetConfiguration { partition, configuration },
+        });
     }
 }
 
@@ -53,24 +54,22 @@ fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {
     primaries
 }
 
-/// The configuration that should be decided next, if another should.
+/// The configuration that should be decided next, if another should; with the epoch that the group has, if it is
+/// instead of one that was decided.
 fn next(
     view: View<'_>,
     record: &DataRecord,
     primaries: &BTreeMap<NodeId, u64>,
-) -> Option<CommandV1> {
-    let partition = record.id;
+) -> Option<(Configuration, Option<Epoch>)> {
     let adopted = view.loads.adopted(record)?;
     if let Some(configuration) = survivors_configuration(view, record, adopted) {
-        return Some(CommandV1::SetConfiguration { partition, configuration });
+        return Some((configuration, None));
     }
     if adopted.epoch == record.configuration.epoch {
-        let configuration = wanted_configuration(view, record, primaries)?;
-        return Some(CommandV1::SetConfiguration { partition, configuration });
+        return Some((wanted_configuration(view, record, primaries)?, None));
     }
-    let configuration = replacement(view, record, adopted, primaries)?;
-    let adopted = adopted.epoch;
-    Some(CommandV1::ReplaceConfiguration { partition, configuration, adopted })
+    let replacement = replacement(view, record, adopted, primaries)?;
+    Some((replacement, Some(adopted.epoch)))
 }
 
 /// Instead of a configuration that was decided and that the group has not taken: one that it cannot take any more,

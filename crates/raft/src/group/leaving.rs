@@ -63,8 +63,8 @@ impl Group {
         Some((entry.index, postcard::from_bytes(&entry.context).ok()?))
     }
 
-    /// These are lost, as is known now: the change does not wait for them.
-    pub(super) fn do_not_wait_for(&mut self, lost: &[NodeId]) {
+    /// These are lost for good: the change that is under way does not wait for them.
+    pub(crate) fn do_not_wait_for(&mut self, lost: &[NodeId]) {
         if let Some(leaving) = &mut self.leaving {
             leaving.stay.retain(|node| !lost.contains(node));
         }

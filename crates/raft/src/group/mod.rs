@@ -358,7 +358,6 @@ impl Group {
             self.raw.raft.pending_conf_index = 0;
         }
         if self.raw.raft.has_pending_conf() || self.present.is_joint() {
-            self.do_not_wait_for(lost);
             return Err(ProposeError::Busy { group: self.id });
         }
         let leaves = |voter| !change.voters.contains(voter);

@@ -340,8 +340,7 @@ impl MultiRaft {
     }
 
     /// Starts a change to the configuration named. `context` comes out with it. One that takes voters out waits
-    /// until a majority of those who stay have what is committed. It is not begun if one of those is `lost` for good;
-    /// what is under way does not wait for these.
+    /// until a majority of those who stay have what is committed. It is not begun if one of those is `lost` for good.
     ///
     /// # Errors
     ///
@@ -358,6 +357,13 @@ impl MultiRaft {
             return Err(ProposeError::TooLarge { length_bytes: context.len(), limit_bytes });
         }
         self.leading(group)?.propose_change(change, lost, &context)
+    }
+
+    /// These are lost for good: a change that is under way, and takes voters out, waits for them no more.
+    pub fn do_not_wait_for(&mut self, group: PartitionId, lost: &[NodeId]) {
+        if let Some(group) = self.touch(group) {
+            group.do_not_wait_for(lost);
+        }
     }
 
     /// Asks the leader, this node, to hand over. The lease ends at once and does not come back in

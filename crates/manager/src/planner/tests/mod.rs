@@ -12,6 +12,7 @@ use crate::core::tests::Log;
 use crate::core::{Applied, DataRecord};
 
 mod divergence;
+mod losses;
 mod meta_replicas;
 mod passes;
 mod placement;

@@ -1,0 +1,227 @@
+//! Members that are lost: who goes on without them, and which decisions are taken back.
+
+use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
+use milpa_wire::data::Configuration;
+
+use super::{World, nodes, settled};
+use crate::core::Applied;
+use crate::planner::*;
+
+/// One of three is away, and one of the two that are left loses its replica of partition 4.
+#[test]
+fn the_survivor_of_two_goes_on_alone_until_others_have_joined() {
+    let mut world = settled();
+    world.down.insert(NodeId(104));
+    world.wait(3000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105, 106]));
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&PartitionId(4));
+    for _ in 0..100 {
+        world.pass();
+        if world.data_record(4).configuration.members.len() == 1 {
+            break;
+        }
+    }
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]), "it has everything");
+    assert_eq!(world.data_record(5).configuration.members, nodes(&[105, 106]));
+    for _ in 0..100 {
+        world.pass();
+        assert!(world.data_record(4).configuration.members.contains(&NodeId(105)));
+    }
+    world.down.clear();
+    world.wait(20_000);
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() == 3));
+}
+
+/// Both nodes lost power, and one of them starts first: the other one, dead by now, may be about to
+/// start as well, with bytes that were never flushed here.
+#[test]
+fn who_has_just_started_waits_for_a_dead_node_once_more() {
+    let mut world = settled();
+    world.policy.dead_after_ms = 10_000;
+    world.down.insert(NodeId(104));
+    world.wait(3000);
+    world.down.extend(nodes(&[105, 106]));
+    world.wait(12_000);
+    assert_eq!(world.log.state.node(NodeId(106)).unwrap().state, NodeState::Dead);
+    world.down.remove(&NodeId(105));
+    let now_ms = world.now_ms;
+    world.loads.register(NodeId(105), now_ms);
+    world.wait(8_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105, 106]));
+    world.wait(6_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
+}
+
+/// A configuration of a partition, with 105 as its primary, that is in force before its members hold the same.
+fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32]) {
+    let (partition, members) = (PartitionId(partition), nodes(members));
+    let (primary, learners) = (NodeId(105), Vec::new());
+    let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        (report.configuration, report.unaligned) = (configuration.clone(), 1);
+    }
+    let command = CommandV1::SetConfiguration { partition, configuration };
+    assert_eq!(world.log.apply(command), Applied::Done);
+}
+
+/// Simulation, seed 37737: the group would wait for the one who stays.
+#[test]
+fn the_group_is_told_who_of_those_who_stay_is_lost() {
+    let mut world = settled();
+    let told = |world: &World| {
+        plan(world.view()).steps.into_iter().find_map(|step| match step {
+            Step::Configure { partition: PartitionId(4), lost, .. } => Some(lost),
+            _ => None,
+        })
+    };
+    let partition = PartitionId(4);
+    let present = world.data_record(4).configuration.clone();
+    let members = nodes(&[104, 105]);
+    let primary = NodeId(105);
+    let configuration = Configuration { epoch: Epoch(2), members, primary, ..present };
+    world.log.apply(CommandV1::SetConfiguration { partition, configuration });
+    world.now_ms += 200;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(vec![]), "both are there");
+    world.down.insert(NodeId(104));
+    world.now_ms += 3000;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(vec![]), "one that is silent may come back");
+    world.down.clear();
+    world.data.get_mut(&NodeId(104)).unwrap().remove(&partition);
+    world.heartbeats();
+    world.now_ms += world.policy.silence_period_ms;
+    world.heartbeats();
+    assert_eq!(told(&world), Some(nodes(&[104])), "it has no replica");
+}
+
+/// Simulation, seed 220751: a member was silent, and another one was lost before the group had let the first one go.
+/// It was let go then, though it was there again and had everything, and nobody else did.
+#[test]
+fn who_is_there_again_is_kept_instead_of_who_was_lost_meanwhile() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.stuck.insert(partition);
+    world.down.insert(NodeId(106));
+    world.wait(3_000);
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(2), nodes(&[104, 105])));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(3_000);
+    assert_eq!(world.data_record(4).configuration.epoch, Epoch(2), "two of three cannot be found");
+    world.down.clear();
+    world.wait(1_000);
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(3), nodes(&[104, 106])));
+    world.stuck.clear();
+    world.pass();
+    assert_eq!(world.data[&NodeId(104)][&partition].configuration.epoch, Epoch(3), "from 1 to 3");
+    world.wait(20_000);
+    assert_eq!(world.data_record(4).configuration.members.len(), 3);
+}
+
+/// The group took the configuration before the one that was decided instead of it.
+#[test]
+fn what_a_group_cannot_take_any_more_is_decided_anew() {
+    let mut world = settled();
+    let before = world.data_record(4).configuration.clone();
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let primary = NodeId(104);
+    let members = nodes(&[104, 106]);
+    let configuration = Configuration { epoch: Epoch(3), members, primary, ..before };
+    let (partition, configuration) = (PartitionId(4), configuration);
+    world.log.apply(CommandV1::SetConfiguration { partition, configuration });
+    world.pass();
+    let decided = world.data_record(4).configuration.clone();
+    assert_eq!((decided.epoch, decided.members), (Epoch(4), nodes(&[104, 105])));
+    world.wait(1_000);
+    assert!(world.data[&NodeId(104)][&partition].configuration.epoch >= Epoch(4));
+}
+
+/// A new leader of the managers may hear first of a member that was away for long: what is decided stands
+/// (simulation, seed 30094: the word for a survivor was taken back, and the other one could have gone on as well).
+#[test]
+fn a_report_of_long_ago_takes_nothing_back() {
+    for last in [&[105, 106][..], &[105]] {
+        let mut world = settled();
+        let partition = PartitionId(4);
+        adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+        let old = world.data[&NodeId(104)][&partition].clone();
+        for (epoch, members) in [(3, &[105, 106][..]), (4, last)] {
+            adopt_unaligned(&mut world, 4, epoch, members);
+        }
+        world.data.get_mut(&NodeId(104)).unwrap().insert(partition, old);
+        world.down.extend(nodes(&[105, 106]));
+        world.loads = Loads::new(world.now_ms);
+        world.wait(20_000);
+        let decided = &world.data_record(4).configuration;
+        assert_eq!((decided.epoch, &decided.members), (Epoch(4), &nodes(last)));
+    }
+}
+
+/// Simulation, seed 30235: the two others had let go of it, and one of these did not know it yet. The blank
+/// one voted for that one, and what had been committed without it was overwritten.
+#[test]
+fn who_was_lost_is_not_made_again_while_a_member_still_counts_it() {
+    let mut world = settled();
+    let (lost, behind, partition) = (NodeId(106), NodeId(104), PartitionId(4));
+    let before = world.data_record(4).configuration.clone();
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let adopted = world.data_record(4).configuration.clone();
+    world.data.get_mut(&lost).unwrap().remove(&partition);
+    let tell = |world: &mut World, configuration: &Configuration| {
+        let report = world.data.get_mut(&behind).unwrap().get_mut(&partition).unwrap();
+        report.configuration = configuration.clone();
+    };
+    tell(&mut world, &before);
+    world.wait(10_000);
+    assert!(!world.data[&lost].contains_key(&partition));
+    tell(&mut world, &adopted);
+    world.wait(10_000);
+    assert!(world.data[&lost].contains_key(&partition));
+}
+
+#[test]
+fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
+    let mut world = settled();
+    // One joins that was never seen to have all, before one of the others goes.
+    for (members, epoch) in [(&[105, 106], 2), (&[104, 105], 3)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&PartitionId(4));
+    world.wait(10_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
+}
+
+/// Simulation, seeds 4621 and 5668: a third one had joined for a moment, and went before it was seen to
+/// hold everything. The two others had been whole before, and members all the time.
+#[test]
+fn who_has_everything_goes_on_alone_though_another_one_came_and_went() {
+    let mut world = settled();
+    for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[105, 106], 4)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    world.down.insert(NodeId(104));
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&PartitionId(4));
+    world.wait(10_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[105]));
+}
+
+/// Simulation, seed 163698: members that were seen to hold the same as another one was let in were not noted, as the next
+/// configuration had been decided in the same pass. One was lost before that one was in force, and the other, who had
+/// everything, could not go on.
+#[test]
+fn who_is_seen_to_have_everything_is_noted_before_the_next_configuration_is_decided() {
+    let mut world = settled();
+    for (members, epoch) in [(&[104, 105][..], 2), (&[105, 106], 3)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    let partition = PartitionId(4);
+    assert!(!world.log.state.is_whole(partition, NodeId(106)));
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 0;
+    }
+    world.pass();
+    assert_eq!(world.data_record(4).configuration.epoch, Epoch(4), "104 is to learn");
+    assert!(world.log.state.is_whole(partition, NodeId(106)));
+}
