@@ -280,7 +280,7 @@ impl Inner {
     ) -> Result<OpenFile, FsError> {
         let opened = self.open_fresh(made.inode, flags, made, empty(), asked)?;
         if let Some(file) = self.files.get(made.inode) {
-            file.shared().content.stale = true;
+            file.shared().content.becomes_stale();
         }
         Ok(opened)
     }

@@ -22,6 +22,7 @@ use milpa_types::{
 };
 use milpa_wire::meta::{Content as WireContent, Publish};
 
+use super::staleness::{Asked, Staleness};
 use crate::data::append::Committed;
 use crate::data::overwrite::Replacement;
 use crate::error::FsError;
@@ -40,8 +41,7 @@ const PUBLISH_SEGMENTS_MAX: usize = 4096;
 pub(crate) struct Content {
     /// As the servers last said.
     pub attributes: Attributes,
-    /// The servers changed the content by other hands than ours: load it anew before use.
-    pub stale: bool,
+    staleness: Staleness,
     /// The length, unpublished bytes included.
     size: u64,
     segments: SegmentMap,
@@ -126,7 +126,7 @@ impl Content {
         let mut content = Content {
             size: attributes.size,
             attributes,
-            stale: false,
+            staleness: Staleness::default(),
             segments,
             inline,
             unpublished: SegmentMap::default(),
@@ -148,21 +148,42 @@ impl Content {
 
     /// The content map, if it is as published, of at most so many segments, and can be kept over a close.
     pub(crate) fn parts(&self, segments_max: usize) -> Option<(SegmentMap, Option<Bytes>)> {
-        let kept = !self.stale && !self.is_dirty() && self.segments.pieces() <= segments_max;
+        let kept = !self.is_stale() && !self.is_dirty() && self.segments.pieces() <= segments_max;
         kept.then(|| (self.segments.clone(), self.inline.clone()))
     }
 
-    /// What the servers say now. Our own changes stay on top.
+    /// The servers changed the content by other hands than ours: load it anew before use.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.staleness.is_stale()
+    }
+
+    pub(crate) fn becomes_stale(&mut self) {
+        self.staleness.heard_of_a_change();
+    }
+
+    pub(crate) fn becomes_stale_if(&mut self, has_changed: bool) {
+        if has_changed {
+            self.becomes_stale();
+        }
+    }
+
+    /// To be told to [`refresh`](Content::refresh) with what the servers answer.
+    pub(crate) fn asks(&self) -> Asked {
+        self.staleness.asks()
+    }
+
+    /// What the servers say, who were asked then. Our own changes stay on top.
     pub(crate) fn refresh(
         &mut self,
         attributes: Attributes,
         content: WireContent,
+        asked: Asked,
     ) -> Result<(), FsError> {
         if attributes.content_version < self.attributes.content_version {
             return Ok(());
         }
         let (mut segments, inline) = taken_apart(content)?;
-        if self.stale || attributes.content_version != self.attributes.content_version {
+        if self.is_stale() || attributes.content_version != self.attributes.content_version {
             for (at, bytes) in self.carried.take(0, u64::MAX) {
                 self.unpublished.cut(at, at + bytes.len() as u64);
                 self.outdated.insert(at, bytes);
@@ -172,7 +193,7 @@ impl Content {
             segments.overlay(own.clone());
         }
         (self.segments, self.inline) = (segments, inline);
-        self.stale = false;
+        self.staleness.answered(asked);
         self.attributes = attributes;
         self.size = attributes.size.max(self.written_end());
         self.find_unflushed();
@@ -185,17 +206,17 @@ impl Content {
     pub(crate) fn learn(&mut self, attributes: Attributes, before: u64) {
         let known = self.attributes.content_version;
         if attributes.content_version < known {
-            self.stale = true;
+            self.becomes_stale();
             return;
         }
-        self.stale |= before != known && attributes.content_version != known;
+        self.becomes_stale_if(before != known && attributes.content_version != known);
         self.attributes = attributes;
         self.size = self.size.max(attributes.size);
     }
 
     /// The version of what is held here, if it is whole.
     pub(crate) fn version(&self) -> Option<u64> {
-        (!self.stale).then_some(self.attributes.content_version)
+        (!self.is_stale()).then_some(self.attributes.content_version)
     }
 
     pub(crate) fn size(&self) -> u64 {
@@ -486,7 +507,7 @@ impl Content {
         (self.unpublished, self.overwritten) = Default::default();
         self.carried = RangeMap::default();
         (self.untold, self.telling) = (Untold::default(), None);
-        self.stale = true;
+        self.becomes_stale();
         self.size = self.attributes.size;
         released
     }
@@ -497,7 +518,7 @@ impl Content {
         let leaves_inode = self.leaves_inode();
         let has_grown = self.left_to_publish && !self.fits_inline(inline_bytes_max);
         let is_unsent = leaves_inode && !self.inline_below().is_empty();
-        self.has_untold() && (self.stale || is_unsent || has_grown)
+        self.has_untold() && (self.is_stale() || is_unsent || has_grown)
     }
 
     /// The publish of everything that is on the data nodes, or fits into the inode. Call when a
@@ -621,7 +642,7 @@ impl Content {
     /// overwritten in place is to be laid over it anew, and all that the publish told is to be told
     /// again. Gives how many bytes left the buffer.
     pub(crate) fn publish_was_behind(&mut self, publish: &Publish) -> u64 {
-        self.stale = true;
+        self.becomes_stale();
         let mut released = self.publish_failed(publish);
         self.overwritten = SegmentMap::default();
         for (at, bytes) in self.kept.take(0, u64::MAX) {
@@ -650,7 +671,7 @@ impl Content {
         self.learn(attributes, before);
         self.size = self.size.min(size.max(attributes.size));
         // The server may have filled inline content with zeros, which must then be replaced whole.
-        self.stale |= has_inline && size > 0;
+        self.becomes_stale_if(has_inline && size > 0);
         self.find_unflushed();
         released
     }

@@ -12,6 +12,7 @@ pub(crate) mod open;
 pub(crate) mod pages;
 mod push;
 mod read;
+mod staleness;
 pub(crate) mod sync;
 mod truncate;
 mod turn;

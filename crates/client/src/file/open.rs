@@ -8,6 +8,7 @@ use milpa_wire::meta::{Content as WireContent, MetaAnswer, MetaRead, MetaWrite};
 use tokio::time::Instant;
 
 use super::content::Content;
+use super::staleness::Asked;
 use super::under_way::UnderWay;
 use super::{FileState, Handle, Io};
 use crate::call::Call;
@@ -196,7 +197,7 @@ impl Inner {
         let mut shared = file.shared();
         if let Some(content) = content
             && shared.content.version() != Some(attributes.content_version)
-            && let Err(error) = shared.content.refresh(attributes, content)
+            && let Err(error) = shared.content.refresh(attributes, content, Asked::default())
         {
             drop(shared);
             self.files.detach(&file);
@@ -204,7 +205,7 @@ impl Inner {
         }
         // While it was not open here, its truncation through the path had nobody to tell: it notes that it is done, and
         // looks who has it open then. Who opens does both in the other order.
-        shared.content.stale |= !self.attributes.is_unchanged(&inode, asked);
+        shared.content.becomes_stale_if(!self.attributes.is_unchanged(&inode, asked));
         let mut attributes = attributes;
         shared.content.overlay(&mut attributes);
         drop(shared);

@@ -68,7 +68,7 @@ impl Inner {
     ) -> Result<bool, FsError> {
         let may_append = {
             let content = &file.shared().content;
-            content.is_dirty() || content.stale
+            content.is_dirty() || content.is_stale()
         };
         let current = match may_append {
             true => self.meta.session_for(file.inode).await,
@@ -81,7 +81,7 @@ impl Inner {
         let (mut reloads, mut placing) = (0, Placing::InPlace);
         let mut retry = Retry::new(&self.core, "overwrite");
         let result = loop {
-            if file.shared().content.stale {
+            if file.shared().content.is_stale() {
                 self.reload_for_push(file).await?;
             }
             let push = file.shared().content.begin_push(scope, placing, inline_bytes_max);
@@ -125,7 +125,7 @@ impl Inner {
     fn push_as_loaded_anew(&self, file: &FileState) {
         let mut shared = file.shared();
         let released = shared.content.push_failed();
-        shared.content.stale = true;
+        shared.content.becomes_stale();
         drop(shared);
         self.budget.give(released);
     }
@@ -252,7 +252,7 @@ impl Inner {
                 let mut shared = file.shared();
                 let released = shared.content.published(publish, attributes, before);
                 // The answer is perhaps of a time before others' changes.
-                shared.content.stale |= is_late;
+                shared.content.becomes_stale_if(is_late);
                 shared.progress += 1;
                 shared.settle_age();
                 drop(shared);
@@ -309,7 +309,7 @@ impl Inner {
                 // Somebody else truncated: our bytes come after that.
                 Err(FsError::Meta(MetaError::StaleTruncation { current })) => {
                     publish.truncation = current;
-                    file.shared().content.stale = true;
+                    file.shared().content.becomes_stale();
                 }
                 Err(error) => return Err(error.by_inode()),
             }
@@ -398,7 +398,8 @@ impl Inner {
 
     /// Loads the content anew, after somebody else changed it.
     pub(crate) async fn reload(&self, file: &FileState) -> Result<(), FsError> {
+        let asked = file.shared().content.asks();
         let (attributes, content) = self.fetch_layout(file.inode).await?;
-        file.shared().content.refresh(attributes, content)
+        file.shared().content.refresh(attributes, content, asked)
     }
 }

@@ -56,7 +56,7 @@ impl Inner {
         let (mut reloads, mut gone) = (0, Gone::new());
         let mut retry = Retry::new(&self.core, "read");
         loop {
-            if file.shared().content.stale {
+            if file.shared().content.is_stale() {
                 self.reload(file).await?;
             }
             let sources = file.shared().content.sources(offset, u64::from(length));
@@ -64,7 +64,7 @@ impl Inner {
                 // Truncated or replaced by somebody, who had the old bytes deleted.
                 Err(FsError::Data(DataError::NoExtent)) if reloads < RELOADS_MAX => {
                     reloads += 1;
-                    file.shared().content.stale = true;
+                    file.shared().content.becomes_stale();
                 }
                 Err(FsError::Data(DataError::NoExtent)) => {
                     let known = gone.len();
@@ -78,7 +78,7 @@ impl Inner {
                 Err(FsError::Data(DataError::NotHere)) => {
                     retry.note(DataError::NotHere);
                     retry.pause().await?;
-                    file.shared().content.stale = true;
+                    file.shared().content.becomes_stale();
                 }
                 result => return result,
             }

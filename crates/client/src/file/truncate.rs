@@ -74,7 +74,7 @@ impl Inner {
         if let Some(file) = self.files.get(inode) {
             let content = &mut file.shared().content;
             // It was opened meanwhile, and what it holds may be asked for before.
-            content.stale |= content.version() != Some(attributes.content_version);
+            content.becomes_stale_if(content.version() != Some(attributes.content_version));
         }
         self.advance_pages(inode, before, attributes.content_version);
         Ok(attributes)
@@ -101,7 +101,7 @@ impl Inner {
         shared.is_truncating = false;
         file.truncated.notify_waiters();
         // Without an answer it may have been cut all the same.
-        shared.content.stale |= sent.is_err() && changes.size.is_some();
+        shared.content.becomes_stale_if(sent.is_err() && changes.size.is_some());
         let (mut attributes, before) = sent?;
         let released = match changes.size {
             Some(size) => shared.content.truncated(size, attributes, before),

@@ -104,7 +104,7 @@ impl Inner {
         self.check_generation(handle)?;
         let length = data.len() as u32;
         let Buffered { end, pieces, is_stream } = loop {
-            if place == Place::End && file.shared().content.stale {
+            if place == Place::End && file.shared().content.is_stale() {
                 // Others have changed where it ends.
                 self.reload(file).await?;
             }
