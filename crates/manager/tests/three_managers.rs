@@ -222,6 +222,50 @@ async fn damage_one(mut cluster: Cluster, harm: fn(&Path)) -> BTreeSet<String> {
     names
 }
 
+/// Simulation, seeds 273430 and 273971: the disk of another one had lost what this one had acknowledged with it. The others
+/// went on without that, and this one ended whenever it was started.
+#[test]
+fn a_manager_that_has_what_the_others_have_lost_sets_it_aside_and_counts_again() {
+    run(async {
+        let mut cluster = with_volume(|config| config.checkpoint.entries = 5).await;
+        let directories = cluster.configs.iter().map(|config| config.directory.clone());
+        let directories: Vec<_> = directories.collect();
+        let old = directories[1].with_extension("old");
+        cluster.stop(2).await;
+        cluster.stop(1).await;
+        copy(&directories[1], &old);
+        cluster.start(1);
+        cluster.create_volume("lost").await.unwrap();
+        cluster.stop(0).await;
+        cluster.stop(1).await;
+        std::fs::remove_dir_all(&directories[1]).unwrap();
+        std::fs::rename(&old, &directories[1]).unwrap();
+        cluster.start(1);
+        cluster.start(2);
+        cluster.create_volume("other").await.unwrap();
+        let (config, secret) = (cluster.configs[0].clone(), cluster.secret.clone());
+        let life = milpa_manager::run(config, cluster::CLUSTER, secret, std::future::pending());
+        let error = life.await.unwrap_err().to_string();
+        assert!(error.contains("start it again"), "{error}");
+        assert!(directories[0].join("raft.damaged.1").exists(), "nothing is thrown away");
+        cluster.start(0);
+        cluster.until_rejoined(0).await;
+        cluster.stop(1).await;
+        cluster.create_volume("lost").await.unwrap();
+    });
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let (entry, path) = (entry.as_ref().unwrap().path(), entry.as_ref().unwrap().file_name());
+        match entry.is_dir() {
+            true => copy(&entry, &to.join(path)),
+            false => drop(std::fs::copy(&entry, to.join(path)).unwrap()),
+        }
+    }
+}
+
 #[test]
 fn the_only_manager_says_what_is_damaged_and_that_nobody_has_it_else() {
     run(async {

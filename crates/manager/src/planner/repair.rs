@@ -32,12 +32,23 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
         if configuration.primary != record.configuration.primary {
             *primaries.entry(configuration.primary).or_default() += 1;
         }
-        let partition = record.id;
+        let (partition, epoch) = (record.id, configuration.epoch);
+        let is_whole = replaces.is_none() && is_whole_from_the_start(view, record, &configuration);
         plan.commands.push(match replaces {
             Some(adopted) => CommandV1::ReplaceConfiguration { partition, configuration, adopted },
             None => CommandV1::SetConfiguration { partition, configuration },
         });
+        if is_whole {
+            plan.commands.push(CommandV1::MembersWhole { partitions: vec![(partition, epoch)] });
+        }
     }
+}
+
+/// Whether who joins has everything for good. One that goes on alone acknowledges nothing: what the learner was seen to
+/// have is still all that there is when it becomes a member.
+fn is_whole_from_the_start(view: View<'_>, record: &DataRecord, next: &Configuration) -> bool {
+    let [alone] = &record.configuration.members[..] else { return false };
+    next.members.contains(alone) && view.state.is_whole(record.id, *alone)
 }
 
 /// Whether all members hold the same, and that is not known of all of them.

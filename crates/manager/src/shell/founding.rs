@@ -202,14 +202,14 @@ fn answer(event: Event, own_answer: ManagerReply) {
 }
 
 /// The directory of a running manager, and the note in it.
-pub(super) struct Notebook {
-    directory: NodeDirectory,
+pub(super) struct Notebook<'a> {
+    directory: &'a mut NodeDirectory,
     /// When to say that it still catches up.
     say_at: Instant,
 }
 
-impl Notebook {
-    pub(super) fn new(directory: NodeDirectory) -> Notebook {
+impl Notebook<'_> {
+    pub(super) fn new(directory: &mut NodeDirectory) -> Notebook<'_> {
         if directory.is_rejoining() {
             info!(
                 "this manager's directory is empty: it takes part again when it has caught up with a leader"

@@ -148,8 +148,14 @@ pub enum RunError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     /// The others' log has another entry where this one's was committed.
-    #[error("the managers' log is not the one in this directory; empty it and start again")]
+    #[error("the other managers go on without an entry that is committed in this manager's log")]
     OtherLog,
+    /// The same, and what this manager had is out of the way: one of the others' disks has lost what it had acknowledged.
+    #[error(
+        "the other managers have gone on without what this one had: that is set aside in its directory \
+         (raft.damaged.N, state.redb.damaged.N); start it again, and it takes part with what they have"
+    )]
+    SetAside,
     /// A newer program wrote to the log.
     #[error("log entry {index} is of a newer program; start that one")]
     UnknownCommand {
@@ -218,14 +224,22 @@ async fn run_local(
         let replica = Replica::new(Start {
             own,
             config: Rc::clone(&config),
-            pool,
+            pool: pool.clone(),
             secret: secret.clone(),
             inbox,
             state,
             names,
             checkpoints,
         });
-        drive(driver, replica, events, Notebook::new(directory)).await
+        let ended = drive(driver, replica, circle.events, Notebook::new(&mut directory)).await;
+        match ended {
+            Err(damage @ RunError::OtherLog) => {
+                circle.wait_until_others_go_on(damage).await?;
+                damage::set_all_aside(&mut directory)?;
+                Err(RunError::SetAside)
+            }
+            ended => ended,
+        }
     };
     tokio::select! {
         biased;
@@ -387,8 +401,8 @@ fn begin(
 async fn drive(
     mut driver: RaftDriver,
     mut replica: Replica,
-    mut events: mpsc::Receiver<Event>,
-    mut notebook: Notebook,
+    events: &mut mpsc::Receiver<Event>,
+    mut notebook: Notebook<'_>,
 ) -> Result<(), RunError> {
     if let Some((descriptor, _)) = replica.checkpoints.kept.last() {
         driver.multi.set_snapshot(GROUP, descriptor.clone());

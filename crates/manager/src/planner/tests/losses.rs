@@ -193,6 +193,35 @@ fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
 
+/// Simulation, seed 271993: the one that had gone on alone was lost before it had compared itself anew with the one that had
+/// joined it, who had everything.
+#[test]
+fn who_joins_one_that_was_alone_has_everything() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.down.insert(NodeId(104));
+    world.wait(3000);
+    world.data.get_mut(&NodeId(106)).unwrap().remove(&partition);
+    let members = |world: &World| world.data_record(4).configuration.members.clone();
+    for wanted in [nodes(&[105]), nodes(&[104, 105])] {
+        for _ in 0..100 {
+            world.pass();
+            if members(&world) == wanted {
+                break;
+            }
+        }
+        assert_eq!(members(&world), wanted);
+        world.down.clear();
+    }
+    world.pass();
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 1;
+    }
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(5_000);
+    assert_eq!(members(&world), nodes(&[104]));
+}
+
 /// Simulation, seeds 4621 and 5668: a third one had joined for a moment, and went before it was seen to
 /// hold everything. The two others had been whole before, and members all the time.
 #[test]
