@@ -118,7 +118,20 @@ impl Group {
         self.deliver(committed, out);
     }
 
-    /// A new commit index alone is worth no flush: it goes with the next records.
+    /// Writes what is committed, if nothing that is on its way to the log takes it along. True if there is something to
+    /// collect.
+    pub(crate) fn note_commit(&mut self) -> bool {
+        let is_due = self.is_commit_unwritten && !self.has_undurable_log();
+        if is_due {
+            let record = self.hard_state();
+            self.is_commit_unwritten = self.writable_commit() < self.raw.store().hard_state.commit;
+            self.queued.push(record);
+        }
+        is_due
+    }
+
+    /// A new commit index alone is worth no flush: it goes with the next records, or when there have been none for
+    /// a while.
     fn write_hard_state(&mut self, ready: &raft::Ready, out: &mut Collected) {
         if let Some(hard) = ready.hs() {
             self.raw.mut_store().hard_state = hard.clone();

@@ -33,6 +33,9 @@ use turn::Frames;
 /// configuration.
 const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
 
+/// How long the log of an idle group may end with entries.
+const COMMITS_NOTED_MS: u64 = 500;
+
 /// Those of whom a batch tells.
 #[derive(Debug, Default)]
 struct Writers {
@@ -57,6 +60,8 @@ pub struct MultiRaft {
     /// Records of groups that are no longer there.
     farewells: Vec<Record>,
     ticked_ms: Option<u64>,
+    /// When idle groups wrote last what is committed.
+    noted_ms: u64,
     has_failed: bool,
 }
 
@@ -89,6 +94,7 @@ impl MultiRaft {
             contradicted: Vec::new(),
             farewells: Vec::new(),
             ticked_ms: None,
+            noted_ms: 0,
             has_failed: false,
         })
     }
@@ -468,6 +474,21 @@ impl MultiRaft {
                 if group.tick() {
                     self.dirty.insert(*id);
                 }
+            }
+        }
+        self.note_commits(now_ms);
+    }
+
+    /// No log ends with entries for long: of a batch behind which nothing stands nobody can tell that the disk has lost it
+    /// (docs/decisions/0012).
+    fn note_commits(&mut self, now_ms: u64) {
+        if now_ms.saturating_sub(self.noted_ms) < COMMITS_NOTED_MS {
+            return;
+        }
+        self.noted_ms = now_ms;
+        for (id, group) in &mut self.groups {
+            if group.note_commit() {
+                self.dirty.insert(*id);
             }
         }
     }
