@@ -115,10 +115,8 @@ impl Disk {
             Ok(store) => store,
             Err(error) => return answer(reply, Err(error)),
         };
-        let is_lost = self
-            .partitions
-            .get(&id)
-            .is_some_and(|partition| partition.lost.contains(extent, block));
+        let partition = self.partitions.get(&id);
+        let may_be_read = partition.is_none_or(|it| it.lost.may_be_read(extent, block));
         // Behind the overwrites that were handed to it, and before any that come.
         self.workers.ordered(
             (id, extent),
@@ -132,7 +130,7 @@ impl Disk {
                     answer(reply, Err(DataError::NotHere));
                 }
                 // It may be read the next time.
-                Err(StoreError::ReadFailed { block, .. }) if !is_lost => {
+                Err(StoreError::ReadFailed { block, .. }) if may_be_read => {
                     answer(reply, Err(DataError::Unsettled { block }));
                 }
                 Err(error) => answer(reply, Err(error.into())),

@@ -42,6 +42,8 @@ pub(crate) struct LostBlocks {
 struct Lost {
     /// Repairs in a row that have found that.
     repairs: u32,
+    /// Repairs that have found that another member cannot read it either, and may yet.
+    waits: u32,
     /// Not repaired again before.
     rests_until_ms: u64,
     /// The operator knows.
@@ -62,6 +64,20 @@ impl LostBlocks {
         lost.repairs = lost.repairs.saturating_add(1);
         lost.rests_until_ms = now_ms.saturating_add(pause_ms);
         lost.repairs == REPAIRS_UNTIL_LOST
+    }
+
+    /// Notes that another member cannot read a block either now, and may be able to later.
+    pub fn wait(&mut self, extent: ExtentId, block: u64) {
+        self.doubt(extent, block);
+        let lost = self.entry(extent, block);
+        lost.waits = lost.waits.saturating_add(1);
+    }
+
+    /// Whether it is still to be expected that the disk reads a block. If not, nobody is to wait for it: two who cannot
+    /// read theirs would wait for each other.
+    pub fn may_be_read(&self, extent: ExtentId, block: u64) -> bool {
+        let is_given_up = |lost: &Lost| lost.is_certain() || lost.waits >= REPAIRS_UNTIL_LOST;
+        !self.blocks.get(&(extent, block)).is_some_and(is_given_up)
     }
 
     fn entry(&mut self, extent: ExtentId, block: u64) -> &mut Lost {
@@ -131,7 +147,7 @@ impl LostBlocks {
             if is_meant(*place) {
                 (lost.repairs, lost.rests_until_ms) = (0, 0);
             }
-            lost.repairs > 0 || lost.is_told
+            lost.repairs > 0 || lost.waits > 0 || lost.is_told
         });
     }
 
@@ -249,6 +265,19 @@ mod tests {
         assert!(lost.contains(EXTENT, 9));
         lost.remove_written(EXTENT, 8..10, &[8]);
         assert!(!lost.contains(EXTENT, 9));
+    }
+
+    #[test]
+    fn nobody_is_told_for_long_to_wait_for_a_disk() {
+        let mut lost = LostBlocks::default();
+        lost.wait(EXTENT, 9);
+        assert!(lost.may_be_read(EXTENT, 9));
+        lost.clear();
+        lost.wait(EXTENT, 9);
+        assert!(!lost.may_be_read(EXTENT, 9) && lost.may_be_read(EXTENT, 8));
+        assert!(!lost.contains(EXTENT, 9), "others may have it");
+        lost.remove(EXTENT, 9);
+        assert!(lost.may_be_read(EXTENT, 9));
     }
 
     #[test]

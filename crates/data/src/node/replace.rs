@@ -286,6 +286,7 @@ impl Disk {
                     Err(DataError::Doubtful { .. }) => {
                         is_found_lost = partition.lost.add(extent, block, clock::now_ms());
                     }
+                    Err(DataError::Unsettled { .. }) => partition.lost.wait(extent, block),
                     Err(_) => partition.lost.doubt(extent, block),
                 }
                 if found == Ok(Repaired::Whole) || partition.lost.contains(extent, block) {

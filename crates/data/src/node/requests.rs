@@ -271,13 +271,13 @@ impl Disk {
                 // Who asks has to have these bytes from here before its partition goes on.
                 let note = move |disk: &mut Disk| {
                     disk.note_damage(id, extent, &error);
-                    let is_lost = |block| {
+                    let may_be_read = |block| {
                         let partition = disk.partitions.get(&id);
-                        partition.is_some_and(|partition| partition.lost.contains(extent, block))
+                        partition.is_none_or(|partition| partition.lost.may_be_read(extent, block))
                     };
                     let answered = match error {
                         // The asker may take a damaged block for one that nobody has.
-                        StoreError::ReadFailed { block, .. } if !is_lost(block) => {
+                        StoreError::ReadFailed { block, .. } if may_be_read(block) => {
                             DataError::Unsettled { block }
                         }
                         StoreError::Corrupt { block } | StoreError::Doubtful { block }
@@ -305,13 +305,12 @@ impl Disk {
         reply: Reply,
     ) {
         let block = offset / BLOCK_BYTES;
-        let is_lost = self.partitions.get(&id).is_some_and(|it| it.lost.contains(extent, block));
+        let partition = self.partitions.get(&id);
+        let may_be_read = partition.is_none_or(|it| it.lost.may_be_read(extent, block));
         let refuse = move || {
             let error = match store.read_for_repair(extent, offset, 1) {
-                Err(StoreError::ReadFailed { block, .. }) if is_lost => {
-                    DataError::Corrupt { block }
-                }
-                Err(StoreError::ReadFailed { .. }) => DataError::NotHere,
+                Err(StoreError::ReadFailed { .. }) if may_be_read => DataError::NotHere,
+                Err(StoreError::ReadFailed { block, .. }) => DataError::Corrupt { block },
                 _ => DataError::Busy,
             };
             answer(reply, Err(error));
