@@ -258,10 +258,12 @@ fn a_manager_that_has_what_the_others_have_lost_sets_it_aside_and_counts_again()
 fn copy(from: &Path, to: &Path) {
     std::fs::create_dir(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
-        let (entry, path) = (entry.as_ref().unwrap().path(), entry.as_ref().unwrap().file_name());
-        match entry.is_dir() {
-            true => copy(&entry, &to.join(path)),
-            false => drop(std::fs::copy(&entry, to.join(path)).unwrap()),
+        let entry = entry.unwrap();
+        let (path, copied) = (entry.path(), to.join(entry.file_name()));
+        if path.is_dir() {
+            copy(&path, &copied);
+        } else {
+            std::fs::copy(&path, &copied).unwrap();
         }
     }
 }
