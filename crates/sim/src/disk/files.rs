@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use milpa_host::disk::{Disk, Held, Open, SimulatedFile, Space, Status};
 
-use super::platter::{Entry, NameChange, Platter};
+use super::names::{Entry, NameChange};
+use super::platter::Platter;
 
 /// The disk as one life of a node sees it.
 #[derive(Clone, Debug)]

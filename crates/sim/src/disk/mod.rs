@@ -6,7 +6,9 @@
 
 mod content;
 mod effects;
+mod file;
 mod files;
+mod names;
 mod platter;
 
 pub use effects::Effects;

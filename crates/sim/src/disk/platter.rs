@@ -1,13 +1,14 @@
-//! The state of one disk: names and contents, each volatile and durable, and what lies between.
+//! The state of one disk: names and files, each volatile and durable, and what it does to them when it misbehaves.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::content::{BLOCK, Content, SECTOR, is_zero};
+use super::content::{BLOCK, Content};
 use super::effects::Effects;
+use super::file::{Change, FileNode, blocks_of};
+use super::names::{Entry, NameChange, Names, prune};
 use crate::random::Random;
 
 /// How an unsynced change of a directory may get lost.
@@ -19,12 +20,6 @@ pub enum NameLoss {
     Any,
 }
 
-/// Above this much unsynced in one file, it is written back without a sync.
-const DIRTY_BYTES_MAX: u64 = 64 << 20;
-const DIRTY_CHANGES_MAX: usize = 1 << 16;
-/// Of so many writes that a power cut tears, one leaves a block that cannot be read (F9).
-const UNREADABLE_IN: u64 = 8;
-
 /// How a disk misbehaves.
 #[derive(Clone, Debug)]
 pub struct DiskOptions {
@@ -32,76 +27,6 @@ pub struct DiskOptions {
     pub name_loss: NameLoss,
     /// Failed reads, in a million (F9).
     pub read_errors: u32,
-}
-
-/// What a name names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Entry {
-    File(u64),
-    Directory,
-}
-
-pub(super) type Names = BTreeMap<PathBuf, Entry>;
-
-/// An unsynced change of a directory.
-#[derive(Clone, Debug)]
-pub(super) enum NameChange {
-    Set(PathBuf, Entry),
-    Removed(PathBuf),
-    Renamed(PathBuf, PathBuf),
-}
-
-impl NameChange {
-    fn is_in(&self, directory: &Path) -> bool {
-        let below = |path: &Path| path.parent() == Some(directory);
-        match self {
-            NameChange::Set(path, _) | NameChange::Removed(path) => below(path),
-            NameChange::Renamed(source, target) => below(source) || below(target),
-        }
-    }
-
-    fn apply(&self, names: &mut Names) {
-        match self {
-            NameChange::Set(path, entry) => drop(names.insert(path.clone(), *entry)),
-            NameChange::Removed(path) => drop(names.remove(path)),
-            NameChange::Renamed(source, target) => rename(names, source, target),
-        }
-    }
-}
-
-fn rename(names: &mut Names, source: &Path, target: &Path) {
-    let below: Vec<PathBuf> =
-        names.keys().filter(|path| path.starts_with(source)).cloned().collect();
-    for path in below {
-        let Some(entry) = names.remove(&path) else { continue };
-        let Ok(rest) = path.strip_prefix(source) else { continue };
-        let moved = if rest.as_os_str().is_empty() { target.to_owned() } else { target.join(rest) };
-        names.insert(moved, entry);
-    }
-}
-
-/// An unsynced change of a file's content.
-#[derive(Clone, Debug)]
-enum Change {
-    Write(Vec<u8>, u64),
-    /// A write of nothing but zeros, as preallocation makes them in bulk: offset and length.
-    Zeros(u64, u64),
-    Punch(u64, u64),
-    Truncate(u64),
-}
-
-/// One file.
-#[derive(Clone, Debug, Default)]
-pub(super) struct FileNode {
-    pub current: Content,
-    durable: Content,
-    unsynced: Vec<Change>,
-    /// What `unsynced` holds in memory.
-    dirty_bytes: u64,
-    /// A sync has failed: `current` has what neither is durable nor will be.
-    is_unwritten: bool,
-    /// Blocks that cannot be read until they are written to or punched: the power went while they were written.
-    unreadable: BTreeSet<u64>,
 }
 
 /// What a disk held at a time, as far as it was durable.
@@ -388,16 +313,7 @@ impl Platter {
             return Err(io::Error::from_raw_os_error(libc::ENOSPC));
         }
         self.allocated += added;
-        file.current.write(bytes, offset);
-        file.can_be_read(offset, bytes.len() as u64);
-        let is_bulk = bytes.len() as u64 > BLOCK && is_zero(bytes);
-        if is_bulk {
-            file.unsynced.push(Change::Zeros(offset, bytes.len() as u64));
-        } else {
-            file.unsynced.push(Change::Write(bytes.to_vec(), offset));
-            file.dirty_bytes += bytes.len() as u64;
-        }
-        file.write_back();
+        file.write(bytes, offset);
         Ok(())
     }
 
@@ -429,14 +345,8 @@ impl Platter {
         self.ordered(Ordered::FailWrite)?;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
         let before = file.current.allocated();
-        change.apply(&mut file.current);
-        let (offset, length) = change.range();
-        match change {
-            Change::Truncate(length) => file.can_be_read(length, u64::MAX - length),
-            _ => file.can_be_read(offset, length),
-        }
+        file.reshape(change);
         self.allocated = self.allocated + file.current.allocated() - before;
-        file.unsynced.push(change);
         Ok(())
     }
 
@@ -485,10 +395,7 @@ impl Platter {
         self.names.clone_from(&names);
         self.durable_names = names;
         self.unsynced_names.clear();
-        let whole = |(number, content): (u64, Content)| {
-            let current = content.clone();
-            (number, FileNode { current, durable: content, ..FileNode::default() })
-        };
+        let whole = |(number, content)| (number, FileNode::durable(content));
         self.files = files.into_iter().map(whole).collect();
         self.count_allocated();
     }
@@ -581,162 +488,5 @@ impl Platter {
         }
         self.counts.flipped_bits += 1;
         Some((path, offset))
-    }
-}
-
-/// Takes away what no directory leads to any more.
-fn prune(names: &mut Names) {
-    // A directory comes before what is below it.
-    let mut kept = Names::new();
-    for (path, entry) in std::mem::take(names) {
-        let parent = path.parent();
-        if parent.is_none_or(|parent| kept.get(parent) == Some(&Entry::Directory)) {
-            kept.insert(path, entry);
-        }
-    }
-    *names = kept;
-}
-
-impl Change {
-    fn apply(&self, content: &mut Content) {
-        match self {
-            Change::Write(bytes, offset) => content.write(bytes, *offset),
-            Change::Zeros(offset, length) => content.write(&vec![0; *length as usize], *offset),
-            Change::Punch(offset, length) => content.punch(*offset, *length),
-            Change::Truncate(length) => content.truncate(*length),
-        }
-    }
-}
-
-/// What a power cut does to the unsynced writes of one file.
-#[derive(Clone, Copy)]
-enum Fate {
-    Kept,
-    Lost,
-    /// Each write by itself.
-    Some,
-    /// Each sector by itself.
-    Torn,
-}
-
-impl FileNode {
-    /// What a kernel does when too much of a file is dirty; it also bounds our memory.
-    fn write_back(&mut self) {
-        if self.dirty_bytes > DIRTY_BYTES_MAX || self.unsynced.len() > DIRTY_CHANGES_MAX {
-            self.sync();
-        }
-    }
-
-    fn sync(&mut self) {
-        if self.unsynced.is_empty() {
-            return;
-        }
-        if self.is_unwritten {
-            self.unsynced.iter().for_each(|change| change.apply(&mut self.durable));
-            self.unsynced.clear();
-            self.dirty_bytes = 0;
-            return;
-        }
-        let blocks: u64 = self.unsynced.iter().map(Change::blocks).sum();
-        // What is less work: both give the same.
-        if blocks > 256.max(self.current.allocated() / BLOCK / 8)
-            || self.unsynced.iter().any(|c| matches!(c, Change::Truncate(_)))
-        {
-            self.durable = self.current.clone();
-        } else {
-            for change in &self.unsynced {
-                let (offset, length) = change.range();
-                for number in offset / BLOCK..(offset + length).div_ceil(BLOCK) {
-                    self.durable.copy_block(&self.current, number);
-                }
-            }
-            self.durable.length = self.current.length;
-        }
-        self.unsynced.clear();
-        self.dirty_bytes = 0;
-    }
-
-    /// As Linux does: the pages are clean, readers see them, and no later sync writes them.
-    fn sync_failed(&mut self) {
-        self.is_unwritten |= !self.unsynced.is_empty();
-        self.unsynced.clear();
-        self.dirty_bytes = 0;
-    }
-
-    fn release(&mut self) {
-        if std::mem::take(&mut self.is_unwritten) {
-            self.current = self.durable.clone();
-            self.unsynced.iter().for_each(|change| change.apply(&mut self.current));
-        }
-    }
-
-    /// What covers a whole sector makes it readable, and a disk is asked for whole blocks.
-    fn can_be_read(&mut self, offset: u64, length: u64) {
-        self.unreadable.retain(|block| !blocks_of(offset, length).contains(block));
-    }
-
-    /// Gives a block in which the disk was interrupted, if it is one that then cannot be read.
-    fn cut_power(&mut self, random: &mut Random, counts: &mut DiskCounts) -> Option<u64> {
-        self.release();
-        if self.unsynced.is_empty() {
-            return None;
-        }
-        let mut interrupted = None;
-        let fate = [Fate::Kept, Fate::Lost, Fate::Some, Fate::Torn];
-        let fate = random.pick(&fate).copied().unwrap_or(Fate::Lost);
-        for change in std::mem::take(&mut self.unsynced) {
-            let is_kept = match fate {
-                Fate::Kept => true,
-                Fate::Lost => false,
-                Fate::Some | Fate::Torn => random.chance(1, 2),
-            };
-            match &change {
-                Change::Write(bytes, offset) if matches!(fate, Fate::Torn) => {
-                    counts.torn_writes += 1;
-                    // What was there before stays: disks write a sector or do not. A new one may hold nothing.
-                    let is_new = self.durable.missing_blocks(*offset, 1) > 0;
-                    if is_new && random.chance(1, UNREADABLE_IN) {
-                        interrupted = Some(offset / BLOCK);
-                    }
-                    write_some_sectors(&mut self.durable, bytes, *offset, random);
-                }
-                _ if is_kept => change.apply(&mut self.durable),
-                _ => counts.lost_writes += 1,
-            }
-        }
-        self.dirty_bytes = 0;
-        self.current = self.durable.clone();
-        interrupted
-    }
-}
-
-fn blocks_of(offset: u64, length: u64) -> Range<u64> {
-    offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK)
-}
-
-fn write_some_sectors(content: &mut Content, bytes: &[u8], offset: u64, random: &mut Random) {
-    let mut at = offset;
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        let count = (SECTOR - at % SECTOR).min(rest.len() as u64);
-        let (sector, more) = rest.split_at(count as usize);
-        if random.chance(1, 2) {
-            content.write(sector, at);
-        }
-        (rest, at) = (more, at + count);
-    }
-}
-
-impl Change {
-    fn range(&self) -> (u64, u64) {
-        match self {
-            Change::Write(bytes, offset) => (*offset, bytes.len() as u64),
-            Change::Zeros(offset, length) | Change::Punch(offset, length) => (*offset, *length),
-            Change::Truncate(_) => (0, 0),
-        }
-    }
-
-    fn blocks(&self) -> u64 {
-        self.range().1.div_ceil(BLOCK)
     }
 }
