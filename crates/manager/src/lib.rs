@@ -27,12 +27,13 @@
 //!
 //! # What is deliberately absent
 //!
-//! Moving replicas between nodes (repair after a node is gone for good, balance, drain), zones
-//! beyond placement, and dodging: they come as further planners over the same state.
+//! Replicas that move because others are fuller, zones beyond placement, and dodging: they come as further planners
+//! over the same state.
 
 // Unit tests use the real thing (clippy.toml).
 #![cfg_attr(test, allow(clippy::disallowed_methods, clippy::disallowed_types))]
 
+pub mod avoided;
 pub mod config;
 pub mod core;
 #[cfg(any(test, feature = "decoders"))]

@@ -10,6 +10,7 @@ use milpa_wire::data::{Configuration, DataPartitionReport};
 use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::MetaPartitionReport;
 
+use crate::avoided::{Avoided, CALLERS_MIN};
 use crate::core::{DataRecord, MetaRecord, NodeRecord};
 
 /// The last heartbeat of one node.
@@ -53,13 +54,14 @@ impl NodeLoad {
 pub struct Loads {
     since_ms: u64,
     nodes: BTreeMap<NodeId, NodeLoad>,
+    avoided: Avoided,
 }
 
 impl Loads {
     /// Nothing heard yet, listening since `now_ms`.
     #[must_use]
     pub fn new(now_ms: u64) -> Loads {
-        Loads { since_ms: now_ms, nodes: BTreeMap::new() }
+        Loads { since_ms: now_ms, ..Loads::default() }
     }
 
     /// The leader itself was not listening for `by_ms` (it was stopped, or its machine was, or it had
@@ -99,6 +101,21 @@ impl Loads {
             slow_peers: heartbeat.slow_peers,
         };
         self.nodes.insert(heartbeat.node, load);
+    }
+
+    /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
+    pub fn judge(&mut self, now_ms: u64, period_ms: u64) {
+        let calls = |id: &NodeId| (*id, self.callers(*id, now_ms, period_ms).0.len());
+        let callers = self.nodes.keys().map(calls).filter(|(_, calls)| *calls > 0).collect();
+        let data_nodes = self.nodes.values().filter(|load| !load.data.is_empty()).count();
+        self.avoided.judge(&callers, data_nodes, now_ms);
+    }
+
+    /// For how long at the least partitions go on without a data node that was slow, in milliseconds, if
+    /// they do.
+    #[must_use]
+    pub fn avoided_ms(&self, id: NodeId, now_ms: u64) -> Option<u64> {
+        self.avoided.held_ms(id, now_ms)
     }
 
     /// What a node last said, if it said anything to this leader.
@@ -142,14 +159,18 @@ impl Loads {
     /// may be its own link.
     #[must_use]
     pub fn slow(&self, id: NodeId, now_ms: u64, period_ms: u64) -> Option<(Vec<NodeId>, u32)> {
+        let (by, took_ms) = self.callers(id, now_ms, period_ms);
+        (by.len() >= CALLERS_MIN).then_some((by, took_ms))
+    }
+
+    fn callers(&self, id: NodeId, now_ms: u64, period_ms: u64) -> (Vec<NodeId>, u32) {
         let heard = self.nodes.iter().filter(|(by, _)| self.is_heard(**by, now_ms, period_ms));
         let told = heard.flat_map(|(by, load)| {
             let about = load.slow_peers.iter().filter(|peer| peer.node == id);
             about.map(|peer| (*by, peer.took_ms))
         });
         let (by, took_ms): (Vec<NodeId>, Vec<u32>) = told.unzip();
-        let most = took_ms.into_iter().max()?;
-        (by.len() >= 2).then_some((by, most))
+        (by, took_ms.into_iter().max().unwrap_or(0))
     }
 
     /// Reports of a meta partition's replicas.

@@ -314,17 +314,29 @@ fn fenced_disks(view: View<'_>) -> Vec<String> {
     found
 }
 
-/// Slow for at least two others, who cannot both have a bad link.
+/// Slow for at least two others, who cannot both have a bad link; or so until it was held off.
 fn slow_nodes(view: View<'_>) -> Vec<String> {
     let heard = view.state.nodes().filter(|node| node.state.is_heard());
     let text = |node: &NodeRecord| {
-        let (by, took_ms) = view.loads.slow(node.id, view.now_ms, view.policy.silence_period_ms)?;
-        let by: Vec<String> = by.iter().map(ToString::to_string).collect();
-        let (role, id, at, by) = (node.role, node.id, node.address, by.join(", "));
-        Some(format!(
-            "{role} node {id} at {at} is slow: writes there take nodes {by} up to {took_ms} ms, \
-             several times as long as elsewhere"
-        ))
+        let (role, id, at) = (node.role, node.id, node.address);
+        let slow = view.loads.slow(id, view.now_ms, view.policy.silence_period_ms);
+        let held = view.loads.avoided_ms(id, view.now_ms).map(|ms| ms.div_ceil(1000));
+        let without = "partitions go on without it where they can";
+        match (slow, held) {
+            (None, None) => None,
+            (None, Some(left)) => Some(format!(
+                "{role} node {id} at {at} was slow: {without}, for {left} s more at the least"
+            )),
+            (Some((by, took_ms)), held) => {
+                let by: Vec<String> = by.iter().map(ToString::to_string).collect();
+                let by = by.join(", ");
+                let held = held.map(|_| format!("; {without}")).unwrap_or_default();
+                Some(format!(
+                    "{role} node {id} at {at} is slow: writes there take nodes {by} up to \
+                     {took_ms} ms, several times as long as elsewhere{held}"
+                ))
+            }
+        }
     };
     heard.filter_map(text).collect()
 }

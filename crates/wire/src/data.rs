@@ -170,6 +170,8 @@ pub enum DataRequest {
         /// The sender's epoch.
         epoch: Epoch,
     },
+    /// To a data node that was slow for the sender: answer when a block is on each of its disks.
+    Probe,
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.

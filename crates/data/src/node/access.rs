@@ -14,7 +14,8 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         | R::Fetch { .. }
         | R::Doubtful { .. }
         | R::Licence { .. }
-        | R::Returned { .. } => &[Role::Data],
+        | R::Returned { .. }
+        | R::Probe => &[Role::Data],
         R::ExtentInfo { .. } | R::Freed { .. } => &[Role::Data, Role::Admin],
         R::Free { .. } => &[Role::Meta, Role::Data],
         R::CreatePartition(_)
@@ -48,7 +49,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::DeletePartition { partition }
         | R::Configure { partition, .. }
         | R::Digest { partition, .. } => Some(*partition),
-        R::Free { .. } | R::Report | R::SetRelaxed { .. } => None,
+        R::Free { .. } | R::Report | R::SetRelaxed { .. } | R::Probe => None,
     }
 }
 

@@ -240,11 +240,8 @@ impl Disk {
         tokio::task::spawn_local(async move {
             let sent_us = now_us();
             let result = shared.ask_node(backup, &request, bytes, wait).await.map(|_| ());
-            // Who is given up has taken at least as long.
-            if matches!(result, Ok(()) | Err(DataError::MemberSilent { .. })) {
-                let took_us = now_us().saturating_sub(sent_us);
-                shared.peers.borrow_mut().took(backup, took_us, now_ms());
-            }
+            let took_us = now_us().saturating_sub(sent_us);
+            shared.peers.borrow_mut().note(backup, &result, took_us, now_ms());
             let report = move |disk: &mut Disk| disk.member_done(id, operation, backup, result);
             shared.ask_disk(disk, report).await;
         });

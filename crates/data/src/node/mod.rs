@@ -37,6 +37,7 @@ mod overwrites;
 mod partition;
 mod partitions;
 mod peers;
+mod probing;
 mod readable;
 mod reads;
 mod replace;
@@ -68,6 +69,7 @@ use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
 use milpa_host::{entropy, jobs, net, telemetry};
 use milpa_types::{ClusterId, Disk as DiskDescription, Life, NodeId, Role};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
@@ -212,6 +214,7 @@ async fn start_and_serve(
         routes: RefCell::default(),
         disks: RefCell::default(),
         peers: RefCell::default(),
+        probes: Semaphore::new(probing::PROBES_MAX),
         queued: Cell::new(0),
         is_leaving: Cell::new(false),
         repair_due_us: RefCell::new(BTreeMap::new()),
@@ -297,11 +300,13 @@ async fn keep_in_touch(shared: Rc<Shared>, me: Myself) -> ManagersError {
     }
     let offering = offering::offer_for_ever(Rc::clone(&shared));
     let beating = heartbeat::beat(Rc::clone(&shared), me.directory.incarnation());
+    let probing = probing::probe_for_ever(Rc::clone(&shared));
     let living = Living::new(me.directory, shared.node, Rc::default());
     tokio::select! {
         biased;
         never = offering => match never {},
         never = beating => match never {},
+        never = probing => match never {},
         refused = living.renew_for_ever(managers, Duration::from_millis(config.life_ms)) => refused,
     }
 }

@@ -2,18 +2,26 @@
 //! managers: a node cannot know that of itself.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use milpa_types::NodeId;
+use milpa_types::{DataError, NodeId};
 use milpa_wire::manager::SlowPeer;
 
 /// Writes older than this say nothing of today.
 const FRESH_MS: u64 = 10_000;
 /// A node is slow that takes longer than this…
 const SLOW_US: u64 = 100_000;
+/// …for longer than one stall…
+const SLOW_FOR_MS: u64 = 2_000;
 /// …and so many times as long as the fastest: when all are slow, it may be us.
 const TIMES_THE_FASTEST: u64 = 4;
-/// The part of each measurement in the average: a change shows after some ten writes.
+/// The part of each measurement in the average: a change shows after some ten writes…
 const SHARE: u64 = 8;
+/// …or after some three that are this far apart.
+const SHARE_OF_FEW: u64 = 2;
+const FEW_MS: u64 = 250;
+/// One that was slow and has answered nothing for this long is asked no more.
+const FORGOTTEN_MS: u64 = 60_000;
 
 /// The nodes that have taken writes.
 #[derive(Debug, Default)]
@@ -24,24 +32,75 @@ pub(crate) struct Peers {
 #[derive(Clone, Copy, Debug)]
 struct Peer {
     average_us: u64,
+    /// When it was last measured, and when it last answered.
     at_ms: u64,
+    answered_ms: u64,
+    /// Since when the average is more than a node may take.
+    slow_since_ms: Option<u64>,
+}
+
+impl Peer {
+    fn is_slow(&self) -> bool {
+        self.slow_since_ms.is_some_and(|since| self.at_ms.saturating_sub(since) >= SLOW_FOR_MS)
+    }
+
+    fn measured(&mut self, us: u64, now_ms: u64) {
+        let is_one_of_few = now_ms.saturating_sub(self.at_ms) >= FEW_MS;
+        let share = if is_one_of_few { SHARE_OF_FEW } else { SHARE };
+        self.average_us = (self.average_us * (share - 1) + us.min(60_000_000)) / share;
+        self.at_ms = now_ms;
+        let since_ms = self.slow_since_ms.unwrap_or(now_ms);
+        self.slow_since_ms = (self.average_us > SLOW_US).then_some(since_ms);
+    }
 }
 
 impl Peers {
+    /// How a write went that was sent there. One that was refused says nothing.
+    pub fn note(
+        &mut self,
+        node: NodeId,
+        result: &Result<(), DataError>,
+        took_us: u64,
+        now_ms: u64,
+    ) {
+        match result {
+            Ok(()) => self.took(node, took_us, now_ms),
+            Err(DataError::MemberSilent { .. }) => self.gave_up(node, took_us, now_ms),
+            Err(_) => {}
+        }
+    }
+
     /// A write was taken.
-    pub fn took(&mut self, node: NodeId, us: u64, now_ms: u64) {
-        let peer = self.by_node.entry(node).or_insert(Peer { average_us: us, at_ms: now_ms });
-        peer.average_us = (peer.average_us * (SHARE - 1) + us.min(60_000_000)) / SHARE;
-        peer.at_ms = now_ms;
+    fn took(&mut self, node: NodeId, us: u64, now_ms: u64) {
+        self.gave_up(node, us, now_ms);
+        if let Some(peer) = self.by_node.get_mut(&node) {
+            peer.answered_ms = now_ms;
+        }
+    }
+
+    /// A write was not waited for any longer: it would have taken more than that.
+    fn gave_up(&mut self, node: NodeId, us: u64, now_ms: u64) {
+        let new = Peer { average_us: us, at_ms: now_ms, answered_ms: now_ms, slow_since_ms: None };
+        self.by_node.entry(node).or_insert(new).measured(us, now_ms);
+    }
+
+    /// Who may be slow, and has not been measured for a while.
+    pub fn suspects(&self, now_ms: u64, pause: Duration) -> Vec<NodeId> {
+        let is_due = |peer: &Peer| {
+            peer.slow_since_ms.is_some()
+                && u128::from(now_ms.saturating_sub(peer.at_ms)) >= pause.as_millis()
+                && now_ms.saturating_sub(peer.answered_ms) < FORGOTTEN_MS
+        };
+        self.by_node.iter().filter(|(_, peer)| is_due(peer)).map(|(node, _)| *node).collect()
     }
 
     /// Who is slow, compared with the others.
     pub fn slow(&self, now_ms: u64) -> Vec<SlowPeer> {
         let is_fresh = |peer: &&Peer| now_ms.saturating_sub(peer.at_ms) < FRESH_MS;
         let fastest = self.by_node.values().filter(is_fresh).map(|peer| peer.average_us).min();
-        let limit = fastest.unwrap_or(0).saturating_mul(TIMES_THE_FASTEST).max(SLOW_US);
+        let limit = fastest.unwrap_or(0).saturating_mul(TIMES_THE_FASTEST);
         let fresh = self.by_node.iter().filter(|(_, peer)| is_fresh(peer));
-        let slow = fresh.filter(|(_, peer)| peer.average_us > limit);
+        let slow = fresh.filter(|(_, peer)| peer.is_slow() && peer.average_us > limit);
         let told = |(node, peer): (&NodeId, &Peer)| SlowPeer {
             node: *node,
             took_ms: u32::try_from(peer.average_us / 1000).unwrap_or(u32::MAX),
@@ -58,24 +117,50 @@ mod tests {
     fn who_is_much_slower_than_another_is_told_until_nothing_is_known() {
         let mut peers = Peers::default();
         for at in 0..20 {
-            peers.took(NodeId(1), 2_000, at);
-            peers.took(NodeId(2), 250_000, at);
+            assert!(peers.slow(at * 200).is_empty(), "it may be one stall");
+            peers.took(NodeId(1), 2_000, at * 200);
+            peers.took(NodeId(2), 250_000, at * 100);
         }
-        let slow: Vec<NodeId> = peers.slow(100).iter().map(|peer| peer.node).collect();
+        peers.took(NodeId(2), 250_000, SLOW_FOR_MS);
+        let slow: Vec<NodeId> = peers.slow(4_000).iter().map(|peer| peer.node).collect();
         assert_eq!(slow, [NodeId(2)]);
-        assert!(peers.slow(FRESH_MS + 100).is_empty());
-        for at in 0..40 {
+        assert!(peers.slow(FRESH_MS + 4_000).is_empty());
+        for at in 4_000..4_040 {
             peers.took(NodeId(2), 2_000, at);
         }
-        assert!(peers.slow(100).is_empty());
+        assert!(peers.slow(4_100).is_empty());
+    }
+
+    #[test]
+    fn who_may_be_slow_is_asked_until_it_is_fast_again() {
+        let (mut peers, pause) = (Peers::default(), Duration::from_millis(500));
+        peers.took(NodeId(1), 2_000, 0);
+        peers.took(NodeId(2), 900_000, 0);
+        assert!(peers.suspects(400, pause).is_empty(), "just measured");
+        // One stall, and nothing was written after it.
+        for at in [500, 1_000, 1_500, 2_000] {
+            assert_eq!(peers.suspects(at, pause), [NodeId(2)]);
+            peers.took(NodeId(2), 5_000, at);
+        }
+        assert!(peers.suspects(2_500, pause).is_empty());
+        // Never heard of again.
+        let mut asked = 0;
+        peers.took(NodeId(2), 900_000, 3_000);
+        for at in (3_500..).step_by(2_500).take(100) {
+            asked += peers.suspects(at, pause).len();
+            peers.gave_up(NodeId(2), 2_000_000, at);
+        }
+        assert_eq!(asked, 24);
     }
 
     #[test]
     fn nobody_is_told_when_all_are_slow_alike() {
         let mut peers = Peers::default();
-        for node in [1, 2, 3] {
-            peers.took(NodeId(node), 300_000 + u64::from(node), 0);
+        for at in [0, 4_000] {
+            for node in [1, 2, 3] {
+                peers.took(NodeId(node), 300_000 + u64::from(node), at);
+            }
         }
-        assert!(peers.slow(1).is_empty());
+        assert!(peers.slow(4_000).is_empty());
     }
 }

@@ -76,7 +76,10 @@ impl Disk {
                 self.returned(peer.node, (partition, epoch), reply);
             }
             // These concern all disks: the service answers them.
-            DataRequest::Free { .. } | DataRequest::Report | DataRequest::SetRelaxed { .. } => {
+            DataRequest::Free { .. }
+            | DataRequest::Report
+            | DataRequest::SetRelaxed { .. }
+            | DataRequest::Probe => {
                 answer(reply, Err(DataError::Invalid));
             }
         }

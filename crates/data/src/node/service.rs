@@ -14,6 +14,7 @@ use crate::store::Freed;
 use super::access::{is_allowed, partition_of};
 use super::disk::{DiskEvent, Incoming};
 use super::partition::{answer, answer_done};
+use super::probing::probe;
 use super::shared::Shared;
 
 /// Requests that may wait for the disks' tasks; above it they are refused. The tasks take all
@@ -39,6 +40,7 @@ impl Service for DataService {
             DataRequest::Report => self.report(reply),
             DataRequest::Free { ranges } => self.free(ranges, reply),
             DataRequest::SetRelaxed { volume, relaxed } => self.set_relaxed(volume, relaxed, reply),
+            DataRequest::Probe => self.probe(reply),
             request => self.route(peer, request, payload, reply),
         }
     }
@@ -90,6 +92,11 @@ impl DataService {
         let partitions =
             self.shared.disks.borrow().iter().flat_map(|d| d.report.partitions.clone()).collect();
         answer(reply, Ok(DataAnswer::Report(DataNodeReport { partitions })));
+    }
+
+    fn probe(&self, reply: Reply) {
+        let shared = Rc::clone(&self.shared);
+        tokio::task::spawn_local(async move { answer_done(reply, probe(shared).await) });
     }
 
     /// A volume's durability changed; answered when every disk has written that down.

@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     pub disks: RefCell<Vec<DiskHandle>>,
     /// How fast the other data nodes are.
     pub peers: RefCell<Peers>,
+    /// Probes that may be carried out at a time.
+    pub probes: Semaphore,
     /// Requests handed to disk tasks and not yet taken by them.
     pub queued: Cell<usize>,
     /// The node is about to stop: it sends no heartbeats, and leads as little as it can.

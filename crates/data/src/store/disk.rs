@@ -94,7 +94,7 @@ impl StoreDisk {
     }
 
     /// What a failed write means: a full disk is ordinary, anything else fences.
-    pub(super) fn write_failed(&self, call: &'static str, error: &io::Error) -> StoreError {
+    pub(crate) fn write_failed(&self, call: &'static str, error: &io::Error) -> StoreError {
         match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::NoSpace,
             _ => {
@@ -105,7 +105,7 @@ impl StoreDisk {
     }
 
     /// What a failed flush means: the fence, whatever the error.
-    pub(super) fn sync_failed(&self, error: &io::Error) -> StoreError {
+    pub(crate) fn sync_failed(&self, error: &io::Error) -> StoreError {
         self.fence.close("fdatasync", error);
         StoreError::DiskFailed
     }

@@ -4,14 +4,14 @@
 //! |---|---|---|
 //! | [`Good`](Place::Good) | yes | |
 //! | [`Coming`](Place::Coming) | will | its node is asked to make the replica |
-//! | [`Away`](Place::Away) | once its node is back | waited for, until the node counts as dead |
+//! | [`Away`](Place::Away) | once its node is back, or fast again | waited for, until the node counts as dead |
 //! | [`Missing`](Place::Missing) | no | made again, at the same place |
 //! | [`Bad`](Place::Bad) | no, though it may still serve | replaced at another place, then dropped |
 
 use milpa_types::{DiskId, NodeId, NodeState, PartitionId};
 
 use super::View;
-use super::repair::has_lost_replica;
+use super::repair::{has_lost_replica, is_spared};
 use crate::core::{DataRecord, MetaRecord, NodeRecord, TaskReason};
 
 /// See the module's table.
@@ -21,7 +21,7 @@ pub enum Place {
     Good,
     /// Never reported yet.
     Coming,
-    /// Its node is silent.
+    /// Its node is silent, or so slow that the partition goes on without it.
     Away,
     /// Its node works, but has lost it.
     Missing,
@@ -45,7 +45,10 @@ pub fn data_place(view: View<'_>, record: &DataRecord, node: NodeId) -> Place {
     if let Some(reason) = node_reason(known).or_else(|| disk_reason(view, known, disk)) {
         return Place::Bad(reason);
     }
-    in_service(view, known, record.id, record.created.contains(&node))
+    match in_service(view, known, record.id, record.created.contains(&node)) {
+        Place::Good if is_spared(view, record, node) => Place::Away,
+        other => other,
+    }
 }
 
 /// The state of one replica of a meta partition.

@@ -534,7 +534,8 @@ fn candidate(view: View<'_>, node: &NodeRecord, set: u32) -> Result<Candidate, &
 }
 
 fn is_slow(view: View<'_>, node: &NodeRecord) -> bool {
-    view.loads.slow(node.id, view.now_ms, view.policy.silence_period_ms).is_some()
+    view.loads.avoided_ms(node.id, view.now_ms).is_some()
+        || view.loads.slow(node.id, view.now_ms, view.policy.silence_period_ms).is_some()
 }
 
 fn is_trusted(policy: &Policy, node: &NodeRecord) -> bool {

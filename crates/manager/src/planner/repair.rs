@@ -2,7 +2,8 @@
 //!
 //! A configuration is only planned when the one before it was adopted, or instead of one that was not and would do
 //! harm: so the group is never more than one step behind. A member that is
-//! silent, whose disk is fenced, or that lost its replica leaves. A replica that is there and not a
+//! silent, whose disk is fenced, or that lost its replica leaves; one that is slow, if the others are enough
+//! (docs/decisions/0014). A replica that is there and not a
 //! member, back or being made (`replace`), is a learner first, and becomes a member when it holds
 //! what the members hold (docs/decisions/0006). Never below two members (DESIGN.md section 5), and
 //! never without a majority of the old members, which the group needs to commit the change; but for the
@@ -120,7 +121,7 @@ fn wanted_configuration(
     let present = &record.configuration;
     let members: BTreeSet<NodeId> = present.members.iter().copied().collect();
     let staying: BTreeSet<NodeId> =
-        members.iter().copied().filter(|node| may_stay(view, record, *node)).collect();
+        members.iter().copied().filter(|node| shall_stay(view, record, *node)).collect();
     let surplus = surplus(view, record);
     let learner = learner(view, record);
     let joins = |node: NodeId| learner == Some(node) && is_whole(view, record, node);
@@ -244,6 +245,25 @@ fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     can_serve(view, record, node) && !has_lost_replica(view, node, record.id, is_created)
 }
 
+/// …nor is so slow that the partition does better without it.
+fn shall_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    may_stay(view, record, node) && !is_spared(view, record, node)
+}
+
+/// Whether a replica is left out as its node is too slow: one at a time, and only where the other members are
+/// enough without it, for appends and for the group.
+pub(super) fn is_spared(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let members = &record.configuration.members;
+    let is_avoided = |node: &NodeId| view.loads.avoided_ms(*node, view.now_ms).is_some();
+    let goes_first = || members.iter().copied().find(is_avoided);
+    let others =
+        || members.iter().filter(|it| **it != node && may_stay(view, record, **it)).count();
+    is_avoided(&node)
+        && (!members.contains(&node) || goes_first() == Some(node))
+        && others() >= MEMBERS_MIN
+        && others() * 2 > members.len()
+}
+
 /// A replica becomes a learner when there is proof that it is there, and remains one while it can
 /// serve: just after a start it may not be reported yet.
 fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
@@ -252,6 +272,7 @@ fn may_learn(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
         && (holds(view, record, node) || learners.contains(&node))
         && !has_lost_replica(view, node, record.id, record.created.contains(&node))
         && can_serve(view, record, node)
+        && !is_spared(view, record, node)
 }
 
 /// Whether a node reports the replica. Of a leader's first moments nothing follows: it has not heard all.

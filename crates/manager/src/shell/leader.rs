@@ -180,6 +180,7 @@ impl Replica {
     fn pass(&mut self, multi: &mut MultiRaft, deadline: Instant) {
         let Some(leadership) = &mut self.leadership else { return };
         leadership.passes += 1;
+        leadership.loads.judge(now_ms(), self.config.policy.silence_period_ms);
         let view = view_of(&self.state, leadership, &self.config.policy);
         let plan = planner::plan(view);
         metrics().observe(view, leadership.in_flight.len());

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{NodeId, PartitionId};
 use milpa_wire::data::DataPartitionReport;
-use milpa_wire::manager::Heartbeat;
+use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::{MetaPartitionReport, MetaStatistics};
 
 use super::*;
@@ -17,6 +17,7 @@ mod meta_replicas;
 mod passes;
 mod placement;
 mod replacing;
+mod slow;
 
 /// A small cluster: agreed state, nodes that obey at once, and a clock.
 pub(crate) struct World {
@@ -31,6 +32,8 @@ pub(crate) struct World {
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
+    /// Who is slow, for all others that are up.
+    pub(crate) slow: BTreeSet<NodeId>,
     /// Groups that take over no members.
     pub(crate) stuck: BTreeSet<PartitionId>,
 }
@@ -47,6 +50,7 @@ impl World {
             data: BTreeMap::new(),
             down: BTreeSet::new(),
             full: BTreeSet::new(),
+            slow: BTreeSet::new(),
             stuck: BTreeSet::new(),
         }
     }
@@ -91,6 +95,11 @@ impl World {
         }
     }
 
+    fn slow_peers(&self, by: NodeId) -> Vec<SlowPeer> {
+        let others = self.slow.iter().copied().filter(|node| *node != by);
+        others.map(|node| SlowPeer { node, took_ms: 200 }).collect()
+    }
+
     /// Every node that is up sends a heartbeat.
     pub(crate) fn heartbeats(&mut self) {
         self.elections();
@@ -109,7 +118,7 @@ impl World {
                 disks: node.disks,
                 memory_bytes: 1 << 20,
                 meta: self.meta.entry(node.id).or_default().values().cloned().collect(),
-                slow_peers: Vec::new(),
+                slow_peers: self.slow_peers(node.id),
                 data: self.data.entry(node.id).or_default().values().cloned().collect(),
             };
             self.loads.hear(heartbeat, self.now_ms);
@@ -120,6 +129,7 @@ impl World {
     pub(crate) fn pass(&mut self) -> Plan {
         self.now_ms += 200;
         self.heartbeats();
+        self.loads.judge(self.now_ms, self.policy.silence_period_ms);
         let plan = plan(self.view());
         for command in plan.commands.clone() {
             let applied = self.log.apply(command.clone());

@@ -1,0 +1,179 @@
+//! Data nodes so slow that partitions go on without them where they can (RELIABILITY.md, F11).
+//!
+//! An append is as fast as the slowest member. So a member that others keep calling slow leaves, like one that is
+//! silent, and comes back as one that was, as a learner first, when they do not call it so any more
+//! (docs/decisions/0014). One that is slow only under load proves it when it is back: it is held off for a few
+//! seconds at the least, and for twice as long each time that it is slow again.
+//!
+//! Kept in the leader's memory only: what a new leader forgets costs one more trial.
+
+use std::collections::BTreeMap;
+
+use milpa_types::NodeId;
+
+/// So many others have to call a node slow: one alone may have a bad link itself.
+pub const CALLERS_MIN: usize = 2;
+/// A node is slow for this long before it is held off: when many are, all are heard of by then.
+const AFTER_MS: u64 = 2_000;
+/// How long it is held off at the least, the first time…
+const HOLD_MIN_MS: u64 = 5_000;
+/// …and in the end. One that was well for as long as that begins anew.
+const HOLD_MAX_MS: u64 = 960_000;
+/// One in this many data nodes may be held off at a time, and one always: when more are slow, it is load
+/// and not a fault, and what is left would have to carry it.
+const ONE_IN: usize = 10;
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Avoided {
+    by_node: BTreeMap<NodeId, Slowness>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Slowness {
+    /// Since when it is slow without a break, if it is.
+    since_ms: Option<u64>,
+    is_held: bool,
+    /// Until when it is or was held off at the least; 0 if it never was.
+    until_ms: u64,
+    /// How long that was.
+    hold_ms: u64,
+}
+
+impl Slowness {
+    fn note(&mut self, callers: usize, now_ms: u64) {
+        // Of those who called it slow some may be silent by now.
+        let needed = if self.is_held { 1 } else { CALLERS_MIN };
+        let since_ms = self.since_ms.unwrap_or(now_ms);
+        self.since_ms = (callers >= needed).then_some(since_ms);
+        if self.is_held && self.since_ms.is_none() && now_ms >= self.until_ms {
+            (self.is_held, self.until_ms) = (false, now_ms);
+        }
+    }
+
+    fn hold(&mut self, now_ms: u64) {
+        let again = self.hold_ms.saturating_mul(2).min(HOLD_MAX_MS);
+        self.hold_ms = if self.was_held_of_late(now_ms) { again } else { HOLD_MIN_MS };
+        (self.is_held, self.until_ms) = (true, now_ms.saturating_add(self.hold_ms));
+    }
+
+    fn was_held_of_late(&self, now_ms: u64) -> bool {
+        self.until_ms > 0 && now_ms < self.until_ms.saturating_add(HOLD_MAX_MS)
+    }
+
+    fn is_well(&self, now_ms: u64) -> bool {
+        !self.is_held && self.since_ms.is_none() && !self.was_held_of_late(now_ms)
+    }
+}
+
+impl Avoided {
+    /// Takes in how many call each node slow now, of so many data nodes. To be called again and again.
+    pub fn judge(&mut self, callers: &BTreeMap<NodeId, usize>, data_nodes: usize, now_ms: u64) {
+        for node in callers.keys() {
+            self.by_node.entry(*node).or_default();
+        }
+        for (node, slowness) in &mut self.by_node {
+            slowness.note(callers.get(node).copied().unwrap_or(0), now_ms);
+        }
+        self.by_node.retain(|_, slowness| !slowness.is_well(now_ms));
+        let is_held_or_slow = |it: &&Slowness| it.is_held || it.since_ms.is_some();
+        if self.by_node.values().filter(is_held_or_slow).count() > (data_nodes / ONE_IN).max(1) {
+            return;
+        }
+        for slowness in self.by_node.values_mut().filter(|it| !it.is_held) {
+            if slowness.since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= AFTER_MS) {
+                slowness.hold(now_ms);
+            }
+        }
+    }
+
+    /// For how long a node is held off at the least from now on, in milliseconds, if it is held off.
+    #[must_use]
+    pub fn held_ms(&self, node: NodeId, now_ms: u64) -> Option<u64> {
+        let slowness = self.by_node.get(&node)?;
+        slowness.is_held.then(|| slowness.until_ms.saturating_sub(now_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: NodeId = NodeId(104);
+    const OTHER: NodeId = NodeId(105);
+
+    /// Two nodes call these slow.
+    fn called(slow: &[NodeId]) -> BTreeMap<NodeId, usize> {
+        slow.iter().map(|node| (*node, 2)).collect()
+    }
+
+    /// Judges every 200 ms for a while, these being slow, and says how often the first was held off.
+    fn passes(avoided: &mut Avoided, slow: &[NodeId], now_ms: &mut u64, for_ms: u64) -> u64 {
+        let mut held = 0;
+        for _ in 0..for_ms / 200 {
+            *now_ms += 200;
+            avoided.judge(&called(slow), 3, *now_ms);
+            held += u64::from(avoided.held_ms(ONE, *now_ms).is_some());
+        }
+        held
+    }
+
+    #[test]
+    fn who_is_slow_for_a_while_is_held_off() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS), 0);
+        passes(&mut avoided, &[], &mut now_ms, 200);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS), 0, "in one row");
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, 200), 1);
+        assert_eq!(avoided.held_ms(ONE, now_ms), Some(HOLD_MIN_MS));
+        assert_eq!(passes(&mut avoided, &[], &mut now_ms, 60_000), HOLD_MIN_MS / 200 - 1);
+    }
+
+    #[test]
+    fn who_is_slow_again_is_held_off_for_twice_as_long() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        for hold_s in [5, 10, 20, 40, 80, 160, 320, 640, 960, 960] {
+            passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS + 200);
+            assert_eq!(avoided.held_ms(ONE, now_ms), Some(hold_s * 1000));
+            passes(&mut avoided, &[], &mut now_ms, hold_s * 1000 + 5_000);
+            assert_eq!(avoided.held_ms(ONE, now_ms), None);
+        }
+        passes(&mut avoided, &[], &mut now_ms, HOLD_MAX_MS);
+        assert_eq!(avoided, Avoided::default(), "well for long");
+        passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS + 200);
+        assert_eq!(avoided.held_ms(ONE, now_ms), Some(HOLD_MIN_MS));
+    }
+
+    #[test]
+    fn who_stays_slow_is_held_off_without_a_break_while_anybody_says_so() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, 600_000), 3_000);
+        now_ms += 200;
+        avoided.judge(&BTreeMap::from([(ONE, 1)]), 3, now_ms);
+        assert_eq!(avoided.held_ms(ONE, now_ms), Some(0));
+        assert_eq!(passes(&mut avoided, &[], &mut now_ms, 200), 0, "and no longer");
+    }
+
+    #[test]
+    fn one_alone_has_perhaps_a_bad_link() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        for _ in 0..100 {
+            now_ms += 200;
+            avoided.judge(&BTreeMap::from([(ONE, 1)]), 3, now_ms);
+            assert_eq!(avoided.held_ms(ONE, now_ms), None);
+        }
+    }
+
+    #[test]
+    fn many_slow_ones_are_load() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        assert_eq!(passes(&mut avoided, &[ONE, OTHER], &mut now_ms, 60_000), 0);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, 1_000), 5, "the other is well again");
+        passes(&mut avoided, &[ONE, OTHER], &mut now_ms, 10_000);
+        assert_eq!(avoided.held_ms(OTHER, now_ms), None, "while one is out, no other one goes");
+        avoided.judge(&called(&[ONE, OTHER]), 20, now_ms);
+        assert!(avoided.held_ms(ONE, now_ms).is_some(), "of many, one in ten may");
+        assert!(avoided.held_ms(OTHER, now_ms).is_some());
+    }
+}
