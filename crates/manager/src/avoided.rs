@@ -11,10 +11,11 @@ use std::collections::BTreeMap;
 
 use milpa_types::NodeId;
 
-/// So many others have to call a node slow: one alone may have a bad link itself.
-pub const CALLERS_MIN: usize = 2;
-/// A node is slow for this long before it is held off: when many are, all are heard of by then.
-const AFTER_MS: u64 = 2_000;
+/// When several call it slow, a node is held off after this long: when many are slow, all are heard of by then.
+const AFTER_MS: u64 = 1_000;
+/// One alone, who finds others fast, may have a bad link to it; but without it that one's partitions are fast
+/// again all the same.
+const AFTER_ONE_MS: u64 = 3_000;
 /// How long it is held off at the least, the first time…
 const HOLD_MIN_MS: u64 = 5_000;
 /// …and in the end. One that was well for as long as that begins anew.
@@ -31,8 +32,9 @@ pub struct Avoided {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Slowness {
-    /// Since when it is slow without a break, if it is.
+    /// Since when somebody, and since when several, call it slow without a break.
     since_ms: Option<u64>,
+    agreed_ms: Option<u64>,
     is_held: bool,
     /// Until when it is or was held off at the least; 0 if it never was.
     until_ms: u64,
@@ -42,13 +44,20 @@ struct Slowness {
 
 impl Slowness {
     fn note(&mut self, callers: usize, now_ms: u64) {
-        // Of those who called it slow some may be silent by now.
-        let needed = if self.is_held { 1 } else { CALLERS_MIN };
-        let since_ms = self.since_ms.unwrap_or(now_ms);
-        self.since_ms = (callers >= needed).then_some(since_ms);
+        let go_on = |since: Option<u64>, is_so: bool| is_so.then(|| since.unwrap_or(now_ms));
+        self.since_ms = go_on(self.since_ms, callers >= 1);
+        self.agreed_ms = go_on(self.agreed_ms, callers >= 2);
         if self.is_held && self.since_ms.is_none() && now_ms >= self.until_ms {
             (self.is_held, self.until_ms) = (false, now_ms);
         }
+    }
+
+    fn is_due(&self, now_ms: u64) -> bool {
+        let has_lasted = |since: Option<u64>, ms: u64| {
+            since.is_some_and(|since| now_ms.saturating_sub(since) >= ms)
+        };
+        !self.is_held
+            && (has_lasted(self.since_ms, AFTER_ONE_MS) || has_lasted(self.agreed_ms, AFTER_MS))
     }
 
     fn hold(&mut self, now_ms: u64) {
@@ -73,17 +82,21 @@ impl Avoided {
             self.by_node.entry(*node).or_default();
         }
         for (node, slowness) in &mut self.by_node {
+            let was_held = slowness.is_held;
             slowness.note(callers.get(node).copied().unwrap_or(0), now_ms);
+            if was_held && !slowness.is_held {
+                tracing::info!(%node, "a data node is not slow any more: it takes part again");
+            }
         }
         self.by_node.retain(|_, slowness| !slowness.is_well(now_ms));
         let is_held_or_slow = |it: &&Slowness| it.is_held || it.since_ms.is_some();
         if self.by_node.values().filter(is_held_or_slow).count() > (data_nodes / ONE_IN).max(1) {
             return;
         }
-        for slowness in self.by_node.values_mut().filter(|it| !it.is_held) {
-            if slowness.since_ms.is_some_and(|since| now_ms.saturating_sub(since) >= AFTER_MS) {
-                slowness.hold(now_ms);
-            }
+        for (node, slowness) in self.by_node.iter_mut().filter(|(_, it)| it.is_due(now_ms)) {
+            slowness.hold(now_ms);
+            let at_least_ms = slowness.hold_ms;
+            tracing::warn!(%node, at_least_ms, "a data node is slow: partitions go on without it");
         }
     }
 
@@ -156,13 +169,15 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_has_perhaps_a_bad_link() {
+    fn one_alone_has_to_say_so_for_longer() {
         let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
-        for _ in 0..100 {
+        let mut held = Vec::new();
+        for _ in 0..20 {
             now_ms += 200;
             avoided.judge(&BTreeMap::from([(ONE, 1)]), 3, now_ms);
-            assert_eq!(avoided.held_ms(ONE, now_ms), None);
+            held.push(avoided.held_ms(ONE, now_ms).is_some());
         }
+        assert_eq!(held.iter().position(|held| *held), Some(15));
     }
 
     #[test]

@@ -10,7 +10,7 @@ use milpa_wire::data::{Configuration, DataPartitionReport};
 use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::MetaPartitionReport;
 
-use crate::avoided::{Avoided, CALLERS_MIN};
+use crate::avoided::Avoided;
 use crate::core::{DataRecord, MetaRecord, NodeRecord};
 
 /// The last heartbeat of one node.
@@ -155,12 +155,13 @@ impl Loads {
     }
 
     /// Who says that a data node is slow, and how long a write takes there at the most, in
-    /// milliseconds. Only who was heard within `period_ms` counts; `None` if only one says so: that
-    /// may be its own link.
+    /// milliseconds. Only who was heard within `period_ms` counts; `None` if only one says so, and not for
+    /// long: that may be its own link.
     #[must_use]
     pub fn slow(&self, id: NodeId, now_ms: u64, period_ms: u64) -> Option<(Vec<NodeId>, u32)> {
         let (by, took_ms) = self.callers(id, now_ms, period_ms);
-        (by.len() >= CALLERS_MIN).then_some((by, took_ms))
+        let needed = if self.avoided_ms(id, now_ms).is_some() { 1 } else { 2 };
+        (by.len() >= needed).then_some((by, took_ms))
     }
 
     fn callers(&self, id: NodeId, now_ms: u64, period_ms: u64) -> (Vec<NodeId>, u32) {

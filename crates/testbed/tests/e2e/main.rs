@@ -14,6 +14,7 @@ mod machines;
 mod names;
 mod power;
 mod repair;
+mod slow;
 mod soak;
 mod space;
 mod system;
