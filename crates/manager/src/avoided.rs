@@ -5,6 +5,8 @@
 //! (docs/decisions/0014). One that is slow only under load proves it when it is back: it is held off for a few
 //! seconds at the least, and for twice as long each time that it is slow again.
 //!
+//! One that is silent is not slow: what to do about it is decided elsewhere (`planner::silence`).
+//!
 //! Kept in the leader's memory only: what a new leader forgets costs one more trial.
 
 use std::collections::BTreeMap;
@@ -20,9 +22,20 @@ const AFTER_ONE_MS: u64 = 3_000;
 const HOLD_MIN_MS: u64 = 5_000;
 /// …and in the end. One that was well for as long as that begins anew.
 const HOLD_MAX_MS: u64 = 960_000;
+/// Who was silent is not judged before it is heard for this long: until then others have only waited for it.
+const GRACE_MS: u64 = 5_000;
 /// One in this many data nodes may be held off at a time, and one always: when more are slow, it is load
 /// and not a fault, and what is left would have to carry it.
 const ONE_IN: usize = 10;
+
+/// What is heard about a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// How many others call it slow.
+    pub callers: usize,
+    /// Nothing comes from itself.
+    pub is_silent: bool,
+}
 
 /// See the module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +48,8 @@ struct Slowness {
     /// Since when somebody, and since when several, call it slow without a break.
     since_ms: Option<u64>,
     agreed_ms: Option<u64>,
+    /// When it was last silent.
+    silent_ms: Option<u64>,
     is_held: bool,
     /// Until when it is or was held off at the least; 0 if it never was.
     until_ms: u64,
@@ -43,7 +58,11 @@ struct Slowness {
 }
 
 impl Slowness {
-    fn note(&mut self, callers: usize, now_ms: u64) {
+    fn note(&mut self, heard: &Heard, now_ms: u64) {
+        if heard.is_silent {
+            self.silent_ms = Some(now_ms);
+        }
+        let callers = if self.was_silent_of_late(now_ms) { 0 } else { heard.callers };
         let go_on = |since: Option<u64>, is_so: bool| is_so.then(|| since.unwrap_or(now_ms));
         self.since_ms = go_on(self.since_ms, callers >= 1);
         self.agreed_ms = go_on(self.agreed_ms, callers >= 2);
@@ -70,25 +89,33 @@ impl Slowness {
         self.until_ms > 0 && now_ms < self.until_ms.saturating_add(HOLD_MAX_MS)
     }
 
-    fn is_well(&self, now_ms: u64) -> bool {
-        !self.is_held && self.since_ms.is_none() && !self.was_held_of_late(now_ms)
+    fn was_silent_of_late(&self, now_ms: u64) -> bool {
+        self.silent_ms.is_some_and(|silent_ms| now_ms.saturating_sub(silent_ms) < GRACE_MS)
+    }
+
+    fn is_forgotten(&self, now_ms: u64) -> bool {
+        !self.is_held
+            && self.since_ms.is_none()
+            && !self.was_held_of_late(now_ms)
+            && !self.was_silent_of_late(now_ms)
     }
 }
 
 impl Avoided {
-    /// Takes in how many call each node slow now, of so many data nodes. To be called again and again.
-    pub fn judge(&mut self, callers: &BTreeMap<NodeId, usize>, data_nodes: usize, now_ms: u64) {
-        for node in callers.keys() {
+    /// Takes in what is heard now about nodes that somebody calls slow, out of so many data nodes. To be called
+    /// again and again.
+    pub fn judge(&mut self, heard: &BTreeMap<NodeId, Heard>, data_nodes: usize, now_ms: u64) {
+        for node in heard.keys() {
             self.by_node.entry(*node).or_default();
         }
         for (node, slowness) in &mut self.by_node {
             let was_held = slowness.is_held;
-            slowness.note(callers.get(node).copied().unwrap_or(0), now_ms);
+            slowness.note(heard.get(node).unwrap_or(&Heard::default()), now_ms);
             if was_held && !slowness.is_held {
-                tracing::info!(%node, "a data node is not slow any more: it takes part again");
+                tracing::info!(%node, "a data node is not called slow any more: it takes part again");
             }
         }
-        self.by_node.retain(|_, slowness| !slowness.is_well(now_ms));
+        self.by_node.retain(|_, slowness| !slowness.is_forgotten(now_ms));
         let is_held_or_slow = |it: &&Slowness| it.is_held || it.since_ms.is_some();
         if self.by_node.values().filter(is_held_or_slow).count() > (data_nodes / ONE_IN).max(1) {
             return;
@@ -115,9 +142,13 @@ mod tests {
     const ONE: NodeId = NodeId(104);
     const OTHER: NodeId = NodeId(105);
 
+    fn called_by(callers: usize, slow: &[NodeId]) -> BTreeMap<NodeId, Heard> {
+        slow.iter().map(|node| (*node, Heard { callers, is_silent: false })).collect()
+    }
+
     /// Two nodes call these slow.
-    fn called(slow: &[NodeId]) -> BTreeMap<NodeId, usize> {
-        slow.iter().map(|node| (*node, 2)).collect()
+    fn called(slow: &[NodeId]) -> BTreeMap<NodeId, Heard> {
+        called_by(2, slow)
     }
 
     /// Judges every 200 ms for a while, these being slow, and says how often the first was held off.
@@ -163,7 +194,7 @@ mod tests {
         passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS);
         assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, 600_000), 3_000);
         now_ms += 200;
-        avoided.judge(&BTreeMap::from([(ONE, 1)]), 3, now_ms);
+        avoided.judge(&called_by(1, &[ONE]), 3, now_ms);
         assert_eq!(avoided.held_ms(ONE, now_ms), Some(0));
         assert_eq!(passes(&mut avoided, &[], &mut now_ms, 200), 0, "and no longer");
     }
@@ -174,10 +205,23 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..20 {
             now_ms += 200;
-            avoided.judge(&BTreeMap::from([(ONE, 1)]), 3, now_ms);
+            avoided.judge(&called_by(1, &[ONE]), 3, now_ms);
             held.push(avoided.held_ms(ONE, now_ms).is_some());
         }
         assert_eq!(held.iter().position(|held| *held), Some(15));
+    }
+
+    #[test]
+    fn who_was_silent_is_not_slow_for_that() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        let silent = BTreeMap::from([(ONE, Heard { callers: 2, is_silent: true })]);
+        for _ in 0..50 {
+            now_ms += 200;
+            avoided.judge(&silent, 3, now_ms);
+            assert_eq!(avoided.held_ms(ONE, now_ms), None);
+        }
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, GRACE_MS), 0);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS), 1, "still slow");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use milpa_wire::data::{Configuration, DataPartitionReport};
 use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::MetaPartitionReport;
 
-use crate::avoided::Avoided;
+use crate::avoided::{Avoided, Heard};
 use crate::core::{DataRecord, MetaRecord, NodeRecord};
 
 /// The last heartbeat of one node.
@@ -105,10 +105,14 @@ impl Loads {
 
     /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
     pub fn judge(&mut self, now_ms: u64, period_ms: u64) {
-        let calls = |id: &NodeId| (*id, self.callers(*id, now_ms, period_ms).0.len());
-        let callers = self.nodes.keys().map(calls).filter(|(_, calls)| *calls > 0).collect();
+        let about = |id: &NodeId| {
+            let callers = self.callers(*id, now_ms, period_ms).0.len();
+            let is_silent = !self.is_heard(*id, now_ms, period_ms);
+            (*id, Heard { callers, is_silent })
+        };
+        let heard = self.nodes.keys().map(about).filter(|(_, it)| it.callers > 0).collect();
         let data_nodes = self.nodes.values().filter(|load| !load.data.is_empty()).count();
-        self.avoided.judge(&callers, data_nodes, now_ms);
+        self.avoided.judge(&heard, data_nodes, now_ms);
     }
 
     /// For how long at the least partitions go on without a data node that was slow, in milliseconds, if
