@@ -342,6 +342,13 @@ pub enum DataAnswer {
     /// Flush: the bytes are in memory only, which is what the volume's owner asked for
     /// (`durability = memory`).
     InMemory,
+    /// Flush: done, but for blocks that no member has any more.
+    DoneBut {
+        /// Of the extents that were to be flushed, below the lengths that were: blocks of 4 KiB, by number.
+        lost: Vec<(ExtentId, u64)>,
+        /// The rest is in memory only, as with [`InMemory`](DataAnswer::InMemory).
+        in_memory: bool,
+    },
 }
 
 /// The reply body of every data node.

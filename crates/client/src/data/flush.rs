@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_types::{DataError, ExtentId, Next, NodeId, PartitionId};
+use milpa_types::{BLOCK_BYTES, Column, DataError, ExtentId, Next, NodeId, PartitionId};
 use milpa_wire::data::{DataAnswer, DataRequest};
 
 use super::{DataClient, Trouble};
@@ -30,6 +30,28 @@ pub(crate) enum Reached {
     Disks,
 }
 
+/// What a flush came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Flushed {
+    /// How far all bytes came that are left.
+    pub reached: Reached,
+    /// Where blocks of [`BLOCK_BYTES`] begin that no member has any more, of these extents. They may be of other
+    /// files, or have been lost after they had been flushed.
+    pub lost: Vec<Column>,
+}
+
+impl Flushed {
+    fn whole(reached: Reached) -> Flushed {
+        Flushed { reached, lost: Vec::new() }
+    }
+
+    /// What holds for both.
+    fn and(mut self, other: Flushed) -> Flushed {
+        self.lost.extend(other.lost);
+        Flushed { reached: self.reached.min(other.reached), lost: self.lost }
+    }
+}
+
 impl DataClient {
     /// Returns when all members of each partition have these extents on disk, or say that memory is
     /// what the volume's owner wants: the members of the epoch in which they answered. Never reports
@@ -37,38 +59,41 @@ impl DataClient {
     pub(crate) async fn flush(
         &self,
         extents: BTreeMap<PartitionId, Extents>,
-    ) -> Result<Reached, FsError> {
-        let mut calls: Vec<Boxed<'_, Result<Reached, FsError>>> = Vec::new();
+    ) -> Result<Flushed, FsError> {
+        let mut calls: Vec<Boxed<'_, Result<Flushed, FsError>>> = Vec::new();
         for (partition, extents) in extents {
             for piece in extents.chunks(EXTENTS_MAX) {
                 let piece = piece.to_vec();
                 calls.push(Box::pin(self.flush_partition(partition, piece)));
             }
         }
-        least(join_all(calls).await)
+        all(join_all(calls).await)
     }
 
     async fn flush_partition(
         &self,
         partition: PartitionId,
         extents: Extents,
-    ) -> Result<Reached, FsError> {
+    ) -> Result<Flushed, FsError> {
         let mut retry = Retry::new(&self.core, "flush");
         loop {
             let view = self.core.views.current();
-            let reached = match view.data(partition) {
+            let flushed = match view.data(partition) {
                 None => Err(Trouble::NoRoute("the data partition is not in the view")),
                 Some(route) => {
                     let extents = extents.clone();
                     let epoch = route.epoch;
                     let request = DataRequest::Flush { partition, epoch, extents };
-                    let one = |node: NodeId| -> Boxed<'_, Result<Reached, Trouble>> {
+                    let one = |node: NodeId| -> Boxed<'_, Result<Flushed, Trouble>> {
                         let (view, request) = (&view, &request);
                         let wait = retry.cap(TRY_WAIT);
                         Box::pin(async move {
                             match self.call(view, node, request, Bytes::new(), wait).await? {
-                                (DataAnswer::Done, _) => Ok(Reached::Disks),
-                                (DataAnswer::InMemory, _) => Ok(Reached::Memory),
+                                (DataAnswer::Done, _) => Ok(Flushed::whole(Reached::Disks)),
+                                (DataAnswer::InMemory, _) => Ok(Flushed::whole(Reached::Memory)),
+                                (DataAnswer::DoneBut { lost, in_memory }, _) => {
+                                    Ok(without(partition, lost, in_memory))
+                                }
                                 _ => Err(Trouble::Nonsense { node }),
                             }
                         })
@@ -76,14 +101,14 @@ impl DataClient {
                     let calls = route.members.iter().map(|node| one(*node)).collect();
                     // All of them in one epoch: an answer of an earlier round proves nothing for
                     // the members of a later one.
-                    let mut reached = join_all(calls).await;
+                    let mut flushed = join_all(calls).await;
                     // That a member lacks bytes matters less than that another one knows why.
-                    reached.sort_by_key(|one| !one.as_ref().is_err_and(ends_tries));
-                    least(reached)
+                    flushed.sort_by_key(|one| !one.as_ref().is_err_and(ends_tries));
+                    all(flushed)
                 }
             };
-            let trouble = match reached {
-                Ok(reached) => return Ok(reached),
+            let trouble = match flushed {
+                Ok(flushed) => return Ok(flushed),
                 Err(trouble) => trouble,
             };
             retry.note(&trouble);
@@ -107,7 +132,17 @@ fn is_last_word(error: &DataError) -> bool {
     matches!(error, DataError::NoExtent | DataError::Invalid | DataError::Lost { .. })
 }
 
+/// One member's word is enough: it has asked the others.
+fn without(partition: PartitionId, lost: Vec<(ExtentId, u64)>, in_memory: bool) -> Flushed {
+    let place = |(extent, block): (ExtentId, u64)| {
+        let offset = block.saturating_mul(BLOCK_BYTES);
+        Column { partition, extent, offset }
+    };
+    let reached = if in_memory { Reached::Memory } else { Reached::Disks };
+    Flushed { reached, lost: lost.into_iter().map(place).collect() }
+}
+
 /// What holds for all of them; the first error, if there is one.
-fn least<E>(reached: Vec<Result<Reached, E>>) -> Result<Reached, E> {
-    reached.into_iter().try_fold(Reached::Disks, |least, one| Ok(least.min(one?)))
+fn all<E>(flushed: Vec<Result<Flushed, E>>) -> Result<Flushed, E> {
+    flushed.into_iter().try_fold(Flushed::whole(Reached::Disks), |all, one| Ok(all.and(one?)))
 }

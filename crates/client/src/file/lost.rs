@@ -42,15 +42,18 @@ impl Inner {
     async fn lost_extents(&self, file: &FileState) -> Vec<LostExtent> {
         let unflushed = file.shared().content.unflushed_segments();
         let gone = self.gone_extents(file).await;
+        let torn = self.lost_blocks(file).await;
         let (mut lost, mut known) = (Vec::new(), BTreeSet::new());
         for column in unflushed.iter().rev().filter_map(last_byte) {
             let Column { partition, extent, .. } = column;
             if known.contains(&(partition, extent)) {
                 continue;
             }
-            let length = match gone.contains(&(partition, extent)) {
-                true => Some(0),
-                false => self.data.lost(column).await,
+            let length = match (gone.contains(&(partition, extent)), torn.get(&(partition, extent)))
+            {
+                (true, _) => Some(0),
+                (false, Some(first)) => Some(*first),
+                (false, None) => self.data.lost(column).await,
             };
             if let Some(length) = length {
                 known.insert((partition, extent));
@@ -58,6 +61,20 @@ impl Inner {
             }
         }
         lost
+    }
+
+    /// Where the first block begins, of each extent that has such, that holds bytes of the file that were never synced,
+    /// and that power left whole on no member. Not known while members are away.
+    async fn lost_blocks(&self, file: &FileState) -> BTreeMap<(PartitionId, ExtentId), u64> {
+        let unflushed = file.shared().content.unflushed();
+        let mut first = BTreeMap::new();
+        let Ok(flushed) = self.data.flush(unflushed).await else { return first };
+        let content = &file.shared().content;
+        for block in flushed.lost.into_iter().filter(|block| content.may_have_lost(*block)) {
+            let begins = first.entry((block.partition, block.extent)).or_insert(block.offset);
+            *begins = block.offset.min(*begins);
+        }
+        first
     }
 
     /// Extents that the file, as it was just loaded, refers to with bytes that were never synced, and

@@ -118,7 +118,15 @@ impl Inner {
     /// Has all members flush what was appended before and they may not have on disk.
     pub(super) async fn flush_content(&self, file: &FileState) -> Result<(), FsError> {
         let unflushed = file.shared().content.unflushed();
-        if self.data.flush(unflushed.clone()).await? == Reached::Disks {
+        let flushed = self.data.flush(unflushed.clone()).await?;
+        let lost = {
+            let content = &file.shared().content;
+            flushed.lost.into_iter().find(|block| content.may_have_lost(*block))
+        };
+        if let Some(block) = lost {
+            return Err(DataError::Lost { length: block.offset }.into());
+        }
+        if flushed.reached == Reached::Disks {
             let news = file.shared().content.flushed(unflushed);
             self.marks.add(file.inode, news);
         }

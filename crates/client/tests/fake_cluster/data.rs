@@ -1,6 +1,6 @@
 //! Data nodes: extents as vectors, equal on all members; what differs is what each has on disk.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use bytes::Bytes;
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId, VolumeView};
@@ -25,11 +25,23 @@ pub struct Extent {
     pub overwritten: bool,
     /// Bytes on each member's disk.
     pub on_disk: BTreeMap<NodeId, u64>,
+    /// Blocks that no member has whole.
+    pub torn: BTreeSet<u64>,
 }
 
 impl DataNodes {
     pub fn count(&self, what: &str) -> u64 {
         self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    /// Power fails everywhere, and every member finds this block of each extent torn that is as long.
+    pub fn tear(&mut self, block: u64) {
+        for extent in self.extents.values_mut() {
+            if extent.bytes.len() as u64 > block * BLOCK_BYTES {
+                extent.torn.insert(block);
+            }
+            extent.sealed = true;
+        }
     }
 
     /// Power fails everywhere: what no disk has is gone.
@@ -58,7 +70,13 @@ impl DataNodes {
                 Err(error) => (Err(error), Bytes::new()),
             },
             DataRequest::Flush { partition, epoch, extents } => {
-                done(self.flush(view, node, (*partition, *epoch), extents))
+                let flushed = self.flush(view, node, (*partition, *epoch), extents);
+                let lost = self.lost(*partition, extents);
+                let answer = match lost.is_empty() {
+                    true => DataAnswer::Done,
+                    false => DataAnswer::DoneBut { lost, in_memory: false },
+                };
+                (flushed.map(|()| answer), Bytes::new())
             }
             DataRequest::Close { .. } => done(Ok(())),
             other => panic!("a client does not send {other:?}"),
@@ -151,6 +169,11 @@ impl DataNodes {
         let there = extent.bytes.len() as u64;
         let bytes = extent.bytes.get(start..start + length);
         let bytes = bytes.ok_or(DataError::Lost { length: there })?;
+        let blocks =
+            start as u64 / BLOCK_BYTES..(start + length).div_ceil(BLOCK_BYTES as usize) as u64;
+        if let Some(block) = extent.torn.range(blocks).next() {
+            return Err(DataError::Corrupt { block: *block });
+        }
         let first = (BLOCK_BYTES as usize - start % BLOCK_BYTES as usize).min(length);
         let (head, rest) = bytes.split_at(first);
         let mut checksums = vec![crc32c(head)];
@@ -158,6 +181,18 @@ impl DataNodes {
         let bytes = Bytes::copy_from_slice(bytes);
         *self.counts.entry("read").or_default() += 1;
         Ok((checksums, bytes))
+    }
+
+    /// Torn blocks below what is flushed.
+    fn lost(&self, partition: PartitionId, extents: &[(ExtentId, u64)]) -> Vec<(ExtentId, u64)> {
+        let torn = |(id, length): &(ExtentId, u64)| {
+            let (id, blocks) = (*id, 0..length.div_ceil(BLOCK_BYTES));
+            let extent = self.extents.get(&(partition, id));
+            extent
+                .into_iter()
+                .flat_map(move |it| it.torn.range(blocks.clone()).map(move |b| (id, *b)))
+        };
+        extents.iter().flat_map(torn).collect()
     }
 
     fn flush(

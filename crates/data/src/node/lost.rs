@@ -114,6 +114,19 @@ impl LostBlocks {
         self.blocks.iter().filter(|(_, lost)| lost.is_certain()).map(|(place, _)| *place)
     }
 
+    /// Those of an extent's first `length` bytes.
+    pub fn below(&self, extent: ExtentId, length: u64) -> impl Iterator<Item = u64> {
+        let blocks = self.blocks.range((extent, 0)..(extent, length.div_ceil(BLOCK_BYTES)));
+        blocks.filter(|(_, lost)| lost.is_certain()).map(|((_, block), _)| *block)
+    }
+
+    /// The blocks of which the operator was told, and that may be found yet: other members are asked since, or this
+    /// node was started again. They are not here, whatever is found.
+    pub fn in_question(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        let is_open = |lost: &Lost| lost.is_told && !lost.is_certain();
+        self.blocks.iter().filter(move |(_, lost)| is_open(lost)).map(|(place, _)| *place)
+    }
+
     /// Whether it is too early to try again.
     pub fn rests(&self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
         self.blocks.get(&(extent, block)).is_some_and(|lost| now_ms < lost.rests_until_ms)

@@ -200,9 +200,17 @@ pub(crate) struct Partition {
 const REPEATING_MAX_MS: u64 = 15_000;
 
 impl Partition {
-    /// Whether blocks are missing here of an extent's first `length` bytes.
+    /// Whether blocks are missing here of an extent's first `length` bytes, and it is not known whether others have
+    /// them.
     pub fn lacks_blocks(&self, extent: ExtentId, length: u64) -> bool {
-        self.left.range((extent, 0)..(extent, length.div_ceil(BLOCK_BYTES))).next().is_some()
+        let is_among =
+            |(of, block): (ExtentId, u64)| of == extent && block < length.div_ceil(BLOCK_BYTES);
+        self.missing().any(is_among)
+    }
+
+    /// Blocks that are missing here, and that others may have.
+    pub fn missing(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        self.left.iter().copied().chain(self.lost.in_question())
     }
 
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node

@@ -317,14 +317,15 @@ impl Disk {
         true
     }
 
-    /// Repairs blocks that a start found damaged, or that a snapshot could not bring, until they are whole or lost.
+    /// Repairs blocks that a start found damaged, that a snapshot could not bring, or that were lost before, until they
+    /// are whole or lost.
     pub fn tick_left(&mut self) {
         if self.is_fenced() {
             return;
         }
         let left = |partition: &Partition| {
-            let some = partition.left.iter().take(REPAIRS_MAX);
-            some.map(|(extent, block)| (partition.id, *extent, *block)).collect::<Vec<_>>()
+            let some = partition.missing().take(REPAIRS_MAX);
+            some.map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
         };
         let left: Vec<_> = self.partitions.values().flat_map(left).collect();
         for (id, extent, block) in left {

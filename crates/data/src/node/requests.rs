@@ -18,7 +18,7 @@ use crate::store::{ExtentStore, Freed, HeaderBlocks, StoreError};
 use super::access::partition_of;
 use super::disk::{Disk, DiskEvent, Incoming};
 use super::metrics::Metrics;
-use super::partition::{answer, answer_done};
+use super::partition::answer;
 
 /// Extents in one flush request, at most.
 const FLUSH_EXTENTS_MAX: usize = 65_536;
@@ -127,7 +127,10 @@ impl Disk {
                 // What was appended was written before it was acknowledged.
                 let held = store.check_held(&extents).and_then(|()| none_removed(&store, &extents));
                 let held = held.map_err(|error| self.not_flushed(id, &store, &extents, error));
-                return answer(reply, held.map(|()| DataAnswer::InMemory));
+                return answer(
+                    reply,
+                    held.map(|()| self.but_lost(id, &extents, DataAnswer::InMemory)),
+                );
             }
             Ok((store, false)) => store,
             Err(error) => return answer(reply, Err(error)),
@@ -140,10 +143,31 @@ impl Disk {
                 (store, extents, reply, result)
             },
             move |disk, (store, extents, reply, result)| {
-                let told = |error| disk.not_flushed(id, &store, &extents, error);
-                answer_done(reply, result.map_err(told));
+                let result = match result {
+                    Ok(()) => Ok(disk.but_lost(id, &extents, DataAnswer::Done)),
+                    Err(error) => Err(disk.not_flushed(id, &store, &extents, error)),
+                };
+                answer(reply, result);
             },
         );
+    }
+
+    /// What to say of a flush: as well which blocks no member has. They may be of other files than the one that is
+    /// synced, or have been synced before: who asks knows.
+    fn but_lost(
+        &self,
+        id: PartitionId,
+        extents: &[(ExtentId, u64)],
+        whole: DataAnswer,
+    ) -> DataAnswer {
+        let Some(partition) = self.partitions.get(&id) else { return whole };
+        let of_one = |(extent, length): &(ExtentId, u64)| {
+            let extent = *extent;
+            partition.lost.below(extent, *length).map(move |block| (extent, block))
+        };
+        let lost: Vec<(ExtentId, u64)> = extents.iter().flat_map(of_one).collect();
+        let in_memory = whole == DataAnswer::InMemory;
+        if lost.is_empty() { whole } else { DataAnswer::DoneBut { lost, in_memory } }
     }
 
     /// Why not all of these are there. Which of them it was, the store does not say.

@@ -4,13 +4,14 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use milpa_types::{DataError, ExtentId};
-use milpa_wire::data::AppendTarget;
+use bytes::Bytes;
+use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId};
+use milpa_wire::data::{AppendTarget, DataAnswer, DataRequest};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
-use crate::nodes::{self, Cluster, configuration, pattern};
+use crate::nodes::{self, Cluster, PARTITION, configuration, pattern};
 use crate::run;
 
 const ALL: [u32; 3] = [1, 2, 3];
@@ -64,6 +65,59 @@ async fn reads_as_lost(cluster: &Cluster, extent: ExtentId) {
         (read == Err(DataError::Corrupt { block: 12 })).then_some(())
     })
     .await;
+}
+
+type Answers = Vec<Result<DataAnswer, DataError>>;
+
+async fn flush(cluster: &Cluster, epoch: u64, extent: ExtentId, length: u64) -> Answers {
+    let (epoch, extents) = (Epoch(epoch), vec![(extent, length)]);
+    let request = DataRequest::Flush { partition: PARTITION, epoch, extents };
+    let mut answers = Vec::new();
+    for node in ALL {
+        let asked = cluster.ask(&cluster.as_client, node, &request, Bytes::new());
+        answers.push(asked.await.map(|(answer, _)| answer));
+    }
+    answers
+}
+
+/// Waits until a member says that a block is lost. At no time all say that nothing is.
+async fn flushes_but_for(cluster: &Cluster, epoch: u64, extent: ExtentId, block: u64) {
+    let whole = Ok(DataAnswer::Done);
+    let but = Ok(DataAnswer::DoneBut { lost: vec![(extent, block)], in_memory: false });
+    nodes::until("a flush says that a block is lost", async || {
+        let answers = flush(cluster, epoch, extent, 300_000).await;
+        assert!(answers.iter().any(|answer| *answer != whole), "epoch {epoch}");
+        answers.contains(&but).then_some(())
+    })
+    .await;
+    let before = flush(cluster, epoch, extent, block * BLOCK_BYTES).await;
+    assert!(before.iter().all(|answer| *answer == whole), "{before:?}");
+}
+
+/// Found by `make power` (seed 29639): power tore a block on every member that nobody had synced. It was lost, and the
+/// next fsync was told that all bytes are on the disks.
+#[test]
+fn a_flush_says_which_blocks_are_lost() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.overwrite(&ALL, 1, extent, 0, &bytes[..3_000]).await;
+        cluster.equal_digests(&ALL, 1).await;
+        for node in ALL {
+            cluster.rot_extent(node, extent, 50_000);
+        }
+        reads_as_lost(cluster, extent).await;
+        flushes_but_for(cluster, 1, extent, 12).await;
+        cluster.configure(configuration(2, &ALL), &ALL).await;
+        flushes_but_for(cluster, 2, extent, 12).await;
+        nodes::until("it is noted", async || (noted(cluster, extent) == 3).then_some(())).await;
+        cluster.kill_nodes(&ALL).await;
+        for node in ALL {
+            cluster.start_node_without_scrub(node).await;
+        }
+        flushes_but_for(cluster, 2, extent, 12).await;
+    });
 }
 
 /// A block that is lost was forgotten as that with every configuration and every start: it was looked for, found

@@ -1,5 +1,6 @@
 //! What has to be in one file.
 
+use std::fs::OpenOptions;
 use std::path::Path;
 
 use crate::Outcome;
@@ -60,7 +61,19 @@ impl Known {
     }
 
     pub fn check(&self, path: &Path) -> Outcome {
-        self.check_bytes(&std::fs::read(path).map_err(|e| e.to_string())?)
+        let may_be_torn = !self.pending.is_empty();
+        match std::fs::read(path) {
+            // What was not synced may be torn on every member. Who syncs the file next is told, and it is cut there.
+            Err(error) if may_be_torn && error.raw_os_error() == Some(libc::EIO) => {
+                let file = OpenOptions::new().write(true).open(path);
+                let synced = file.and_then(|file| file.sync_all());
+                let found = std::fs::read(path);
+                let found =
+                    found.map_err(|e| format!("{e}, after an fsync that gave {synced:?}"))?;
+                self.check_bytes(&found)
+            }
+            found => self.check_bytes(&found.map_err(|e| e.to_string())?),
+        }
     }
 
     pub fn check_bytes(&self, found: &[u8]) -> Outcome {

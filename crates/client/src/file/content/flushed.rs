@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use milpa_types::{Column, Columns, ExtentId, PartitionId, Segment};
+use milpa_types::{BLOCK_BYTES, Column, Columns, ExtentId, PartitionId, Segment};
 
 use super::Content;
 use crate::data::flush::Extents;
@@ -12,6 +12,12 @@ impl Content {
     pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
         let may_be_lost = |s: &&Segment| !s.flushed && !is_on_disk(&self.flushed, s);
         self.segments.iter().filter(may_be_lost).cloned().collect()
+    }
+
+    /// Whether a block that no disk has holds bytes of the file that were never flushed.
+    pub(crate) fn may_have_lost(&self, block: Column) -> bool {
+        let may_be_lost = |s: &Segment| !s.flushed && !is_on_disk(&self.flushed, s);
+        self.segments.iter().any(|s| overlaps(s, block, BLOCK_BYTES) && may_be_lost(s))
     }
 
     /// Whether the file counts on these bytes to be on disk.
