@@ -114,7 +114,8 @@ impl Observer {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.look().await;
-            if self.options.weights.lose + self.options.weights.old_disk > 0 {
+            let weights = &self.options.weights;
+            if weights.lose + weights.old_disk + weights.lie > 0 {
                 self.remove_replaced().await;
             }
             self.see_off().await;

@@ -211,6 +211,14 @@ impl Simulation {
         }
     }
 
+    /// A server that the managers refuse, as what is on its disk is too old, gets an empty one.
+    pub(super) fn empty_refused(&mut self, place: usize) {
+        if !self.old_disks.has(place) {
+            trace::note("its operator empties its disk");
+            self.renew(place);
+        }
+    }
+
     fn drain(&mut self, place: usize) {
         let Some(placed) = self.machines.get(place) else { return };
         let address = cluster::listens(placed.part, placed.number);

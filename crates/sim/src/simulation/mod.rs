@@ -65,6 +65,8 @@ pub(crate) struct Simulation {
     pub nemesis: Nemesis,
     pub wires: Arc<Mutex<Wires>>,
     machines: Vec<Placed>,
+    /// There are no more faults.
+    is_healing: bool,
     quota: Rc<Quota>,
     directories: Rc<RefCell<Vec<milpa_types::InodeId>>>,
     next_client: u32,
@@ -100,6 +102,7 @@ impl Simulation {
             nemesis: Nemesis::new(&options, Victims::default()),
             wires,
             machines: Vec::new(),
+            is_healing: false,
             quota: Rc::new(Quota::new(options.operations, options.faults_min)),
             directories: Rc::new(RefCell::new(vec![milpa_types::InodeId::ROOT])),
             next_client: 1,
@@ -237,6 +240,12 @@ impl Simulation {
         trace::note(&format!("ended by itself: {reason}"));
         let Some(placed) = self.machines.get_mut(place) else { return };
         placed.machine.stop(Ending::Process);
+        // A manager's disk that lies may have taken the node's newest life (docs/decisions/0012). Its operator does
+        // what docs/operations.md says; a copy that the nemesis has put back is its own to replace.
+        if self.is_healing && self.options.weights.lie > 0 && reason.contains("is an older copy") {
+            self.empty_refused(place);
+        }
+        let Some(placed) = self.machines.get(place) else { return };
         match placed.part {
             Part::Client => {}
             Part::Observer => self.verified = reason.to_owned(),
@@ -410,6 +419,7 @@ impl Simulation {
 
     fn heal(&mut self) {
         trace::note("phase: heal");
+        self.is_healing = true;
         self.quota.no_more_faults();
         for mend in self.nemesis.surrender(self.now_ms) {
             self.mend(mend);
