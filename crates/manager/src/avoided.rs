@@ -22,6 +22,8 @@ const AFTER_ONE_MS: u64 = 3_000;
 const HOLD_MIN_MS: u64 = 5_000;
 /// …and in the end. One that was well for as long as that begins anew.
 const HOLD_MAX_MS: u64 = 960_000;
+/// Between two looks: after more, nobody knows what was in between.
+const LOOK_MS: u64 = 2_000;
 /// Who was silent is not judged before it is heard for this long: until then others have only waited for it.
 const GRACE_MS: u64 = 5_000;
 /// One in this many data nodes may be held off at a time, and one always: when more are slow, it is load
@@ -41,6 +43,7 @@ pub struct Heard {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Avoided {
     by_node: BTreeMap<NodeId, Slowness>,
+    judged_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,8 +108,13 @@ impl Avoided {
     /// Takes in what is heard now about nodes that somebody calls slow, out of so many data nodes. To be called
     /// again and again.
     pub fn judge(&mut self, heard: &BTreeMap<NodeId, Heard>, data_nodes: usize, now_ms: u64) {
+        let is_late = now_ms.saturating_sub(self.judged_ms) > LOOK_MS;
+        self.judged_ms = now_ms;
         for node in heard.keys() {
             self.by_node.entry(*node).or_default();
+        }
+        for slowness in self.by_node.values_mut().filter(|_| is_late) {
+            (slowness.since_ms, slowness.agreed_ms) = (None, None);
         }
         for (node, slowness) in &mut self.by_node {
             let was_held = slowness.is_held;
@@ -183,7 +191,7 @@ mod tests {
             assert_eq!(avoided.held_ms(ONE, now_ms), None);
         }
         passes(&mut avoided, &[], &mut now_ms, HOLD_MAX_MS);
-        assert_eq!(avoided, Avoided::default(), "well for long");
+        assert!(avoided.by_node.is_empty(), "well for long");
         passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS + 200);
         assert_eq!(avoided.held_ms(ONE, now_ms), Some(HOLD_MIN_MS));
     }
@@ -222,6 +230,15 @@ mod tests {
         }
         assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, GRACE_MS), 0);
         assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS), 1, "still slow");
+    }
+
+    #[test]
+    fn what_was_between_two_looks_far_apart_is_not_known() {
+        let (mut avoided, mut now_ms) = (Avoided::default(), 5_000);
+        passes(&mut avoided, &[ONE], &mut now_ms, 600);
+        now_ms += 10_000;
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, AFTER_MS), 0);
+        assert_eq!(passes(&mut avoided, &[ONE], &mut now_ms, 200), 1);
     }
 
     #[test]

@@ -106,7 +106,9 @@ impl Loads {
     /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
     pub fn judge(&mut self, now_ms: u64, period_ms: u64) {
         let about = |id: &NodeId| {
-            let callers = self.callers(*id, now_ms, period_ms).0.len();
+            // Who is held off itself may have a bad link to all others.
+            let by = self.callers(*id, now_ms, period_ms).0;
+            let callers = by.iter().filter(|by| self.avoided_ms(**by, now_ms).is_none()).count();
             let is_silent = !self.is_heard(*id, now_ms, period_ms);
             (*id, Heard { callers, is_silent })
         };
@@ -159,8 +161,8 @@ impl Loads {
     }
 
     /// Who says that a data node is slow, and how long a write takes there at the most, in
-    /// milliseconds. Only who was heard within `period_ms` counts; `None` if only one says so, and not for
-    /// long: that may be its own link.
+    /// milliseconds. Only who was heard within `period_ms` counts; `None` if only one says so and
+    /// nothing follows from it yet: that may be its own link.
     #[must_use]
     pub fn slow(&self, id: NodeId, now_ms: u64, period_ms: u64) -> Option<(Vec<NodeId>, u32)> {
         let (by, took_ms) = self.callers(id, now_ms, period_ms);

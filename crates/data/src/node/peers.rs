@@ -20,8 +20,11 @@ const SHARE: u64 = 8;
 /// …or after some three that are this far apart.
 const SHARE_OF_FEW: u64 = 2;
 const FEW_MS: u64 = 250;
-/// One that was slow and has answered nothing for this long is asked no more.
-const FORGOTTEN_MS: u64 = 60_000;
+/// One that has answered nothing for this long is asked more rarely, but often enough to be fresh…
+const RARELY_AFTER_MS: u64 = 60_000;
+const RARELY_MS: u64 = 5_000;
+/// …and after an hour no more.
+const FORGOTTEN_MS: u64 = 3_600_000;
 
 /// The nodes that have taken writes.
 #[derive(Debug, Default)]
@@ -44,7 +47,14 @@ impl Peer {
         self.slow_since_ms.is_some_and(|since| self.at_ms.saturating_sub(since) >= SLOW_FOR_MS)
     }
 
+    fn is_fresh(&self, now_ms: u64) -> bool {
+        now_ms.saturating_sub(self.at_ms) < FRESH_MS
+    }
+
     fn measured(&mut self, us: u64, now_ms: u64) {
+        if !self.is_fresh(now_ms) {
+            (self.average_us, self.slow_since_ms) = (us, None);
+        }
         let is_one_of_few = now_ms.saturating_sub(self.at_ms) >= FEW_MS;
         let share = if is_one_of_few { SHARE_OF_FEW } else { SHARE };
         self.average_us = (self.average_us * (share - 1) + us.min(60_000_000)) / share;
@@ -55,7 +65,7 @@ impl Peer {
 }
 
 impl Peers {
-    /// How a write went that was sent there. One that was refused says nothing.
+    /// How a write went that was sent there. One that was refused says nothing, nor does a node that cannot be reached.
     pub fn note(
         &mut self,
         node: NodeId,
@@ -65,7 +75,9 @@ impl Peers {
     ) {
         match result {
             Ok(()) => self.took(node, took_us, now_ms),
-            Err(DataError::MemberSilent { .. }) => self.gave_up(node, took_us, now_ms),
+            Err(DataError::MemberSilent { .. }) if took_us >= SLOW_US => {
+                self.gave_up(node, took_us, now_ms);
+            }
             Err(_) => {}
         }
     }
@@ -86,21 +98,33 @@ impl Peers {
 
     /// Who may be slow, and has not been measured for a while.
     pub fn suspects(&self, now_ms: u64, pause: Duration) -> Vec<NodeId> {
-        let is_due = |peer: &Peer| {
+        let is_due = |node: NodeId, peer: &Peer| {
+            let unanswered_ms = now_ms.saturating_sub(peer.answered_ms);
+            let rarely = Duration::from_millis(RARELY_MS);
+            let pause = if unanswered_ms < RARELY_AFTER_MS { pause } else { rarely };
             peer.slow_since_ms.is_some()
+                && self.is_much_slower(node, peer)
                 && u128::from(now_ms.saturating_sub(peer.at_ms)) >= pause.as_millis()
-                && now_ms.saturating_sub(peer.answered_ms) < FORGOTTEN_MS
+                && unanswered_ms < FORGOTTEN_MS
         };
-        self.by_node.iter().filter(|(_, peer)| is_due(peer)).map(|(node, _)| *node).collect()
+        let due = self.by_node.iter().filter(|(node, peer)| is_due(**node, peer));
+        due.map(|(node, _)| *node).collect()
+    }
+
+    /// Whether a node is much slower than another one was when it was last measured, however long ago: while
+    /// nobody writes, only who is slow is.
+    fn is_much_slower(&self, node: NodeId, peer: &Peer) -> bool {
+        let others = self.by_node.iter().filter(|(other, _)| **other != node);
+        let fastest = others.map(|(_, other)| other.average_us).min();
+        fastest.is_some_and(|us| peer.average_us > us.saturating_mul(TIMES_THE_FASTEST))
     }
 
     /// Who is slow, compared with the others.
     pub fn slow(&self, now_ms: u64) -> Vec<SlowPeer> {
-        let is_fresh = |peer: &&Peer| now_ms.saturating_sub(peer.at_ms) < FRESH_MS;
-        let fastest = self.by_node.values().filter(is_fresh).map(|peer| peer.average_us).min();
-        let limit = fastest.unwrap_or(0).saturating_mul(TIMES_THE_FASTEST);
-        let fresh = self.by_node.iter().filter(|(_, peer)| is_fresh(peer));
-        let slow = fresh.filter(|(_, peer)| peer.is_slow() && peer.average_us > limit);
+        let is_slow = |node: NodeId, peer: &Peer| {
+            peer.is_fresh(now_ms) && peer.is_slow() && self.is_much_slower(node, peer)
+        };
+        let slow = self.by_node.iter().filter(|(node, peer)| is_slow(**node, peer));
         let told = |(node, peer): (&NodeId, &Peer)| SlowPeer {
             node: *node,
             took_ms: u32::try_from(peer.average_us / 1000).unwrap_or(u32::MAX),
@@ -143,14 +167,35 @@ mod tests {
             peers.took(NodeId(2), 5_000, at);
         }
         assert!(peers.suspects(2_500, pause).is_empty());
-        // Never heard of again.
-        let mut asked = 0;
+        // It answers no more: it stays slow for an hour, and nobody asks after that.
         peers.took(NodeId(2), 900_000, 3_000);
-        for at in (3_500..).step_by(2_500).take(100) {
-            asked += peers.suspects(at, pause).len();
-            peers.gave_up(NodeId(2), 2_000_000, at);
+        let (mut asked, mut told) = (0, 0);
+        for at in (3_500..).step_by(2_500).take(1_600) {
+            told += peers.slow(at).len();
+            if peers.suspects(at, pause) == [NodeId(2)] {
+                asked += 1;
+                peers.gave_up(NodeId(2), 2_000_000, at);
+            }
         }
-        assert_eq!(asked, 24);
+        assert!((700..760).contains(&asked), "{asked}");
+        assert!(told > 1_400, "{told}");
+    }
+
+    #[test]
+    fn who_was_away_for_long_begins_anew_and_who_cannot_be_reached_is_not_fast() {
+        let mut peers = Peers::default();
+        let silent = Err(DataError::MemberSilent { node: NodeId(2) });
+        peers.note(NodeId(1), &Ok(()), 2_000, 0);
+        for at in [0, 1_000, 2_000, 3_000] {
+            peers.note(NodeId(2), &silent, 1_000_000, at);
+        }
+        assert_eq!(peers.slow(3_000).len(), 1);
+        for at in 3_000..3_020 {
+            peers.note(NodeId(2), &silent, 300, at);
+        }
+        assert_eq!(peers.slow(3_100).len(), 1, "it was refused at once");
+        peers.note(NodeId(2), &Ok(()), 5_000, 120_000);
+        assert!(peers.slow(120_000).is_empty());
     }
 
     #[test]

@@ -20,8 +20,8 @@ use super::shared::Shared;
 const PAUSE: Duration = Duration::from_millis(500);
 /// Who has not written a block by then is as slow as that.
 const WAIT: Duration = Duration::from_secs(2);
-/// Probes that a node carries out at a time: each writes to all of its disks.
-pub(crate) const PROBES_MAX: usize = 4;
+/// Probes that a node carries out at a time: each writes to all of its disks, and takes a thread that flushes.
+pub(crate) const PROBES_MAX: usize = 2;
 /// The block that a disk writes for a probe.
 const FILE: &str = "probe";
 
@@ -77,10 +77,11 @@ async fn write_block(shared: &Shared, disk: usize) -> Option<Result<(), DataErro
     };
     let write = move || {
         let block = [0; BLOCK_BYTES as usize];
-        let written = File::open(&file, Open::Empty)
-            .and_then(|file| file.write_at(&block, 0).map(|()| file))
+        let file =
+            File::open(&file, Open::Empty).map_err(|error| store_disk.open_failed(&error))?;
+        file.write_at(&block, 0)
             .map_err(|error| store_disk.write_failed("write a probe", &error))?;
-        written.sync().map_err(|error| store_disk.sync_failed(&error))
+        file.sync().map_err(|error| store_disk.sync_failed(&error))
     };
     let written = shared.run_slow(disk, write).await?;
     Some(written.map_err(DataError::from))

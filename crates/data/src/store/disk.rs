@@ -111,7 +111,7 @@ impl StoreDisk {
     }
 
     /// What a failed open means: lack of descriptors or memory passes, the rest fences.
-    pub(super) fn open_failed(&self, error: &io::Error) -> StoreError {
+    pub(crate) fn open_failed(&self, error: &io::Error) -> StoreError {
         if is_shortage(error) { StoreError::Busy } else { self.write_failed("open", error) }
     }
 

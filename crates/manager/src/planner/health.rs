@@ -69,6 +69,13 @@ pub fn meta_place(view: View<'_>, record: &MetaRecord, node: NodeId) -> Place {
     }
 }
 
+/// Whether a member is there, and stays: neither its node nor its disk is to go.
+pub(super) fn is_to_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let Some(known) = view.state.node(node) else { return false };
+    let disk = record.disk_of(node).unwrap_or_default();
+    node_reason(known).or_else(|| disk_reason(view, known, disk)).is_none()
+}
+
 /// Whether a node's server was set up anew: a newer node serves at its address, and what this one was does not
 /// come back.
 #[must_use]

@@ -14,8 +14,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 
-use super::health::{is_aligned, is_replaced};
-use super::replace::{has_enough_members, surplus};
+use super::health::{is_aligned, is_replaced, is_to_stay};
+use super::replace::{has_enough_members, surplus, target};
 use super::{Plan, REPLICAS_PER_COMMAND, View};
 use crate::core::{CommandV1, DataRecord, MEMBERS_MIN};
 
@@ -250,17 +250,17 @@ fn shall_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     may_stay(view, record, node) && !is_spared(view, record, node)
 }
 
-/// Whether a replica is left out as its node is too slow: one at a time, and only where the other members are
-/// enough without it, for appends and for the group.
+/// Whether a replica is left out as its node is too slow: one at a time, and only where the other members that are to
+/// stay are enough without it: for the group, for appends, and a majority of the copies that are wanted.
 pub(super) fn is_spared(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let members = &record.configuration.members;
     let is_avoided = |node: &NodeId| view.loads.avoided_ms(*node, view.now_ms).is_some();
     let goes_first = || members.iter().copied().find(is_avoided);
-    let others =
-        || members.iter().filter(|it| **it != node && may_stay(view, record, **it)).count();
+    let stays = |it: &&NodeId| may_stay(view, record, **it) && is_to_stay(view, record, **it);
+    let others = || members.iter().filter(|it| **it != node).filter(stays).count();
     is_avoided(&node)
         && (!members.contains(&node) || goes_first() == Some(node))
-        && others() >= MEMBERS_MIN
+        && others() >= MEMBERS_MIN.max(target(view, record) / 2 + 1)
         && others() * 2 > members.len()
 }
 

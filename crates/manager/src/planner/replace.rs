@@ -18,6 +18,7 @@ use milpa_types::{Disk, DiskId, NodeId, Role};
 use super::budget::Budget;
 use super::health::{Place, data_place, disk_reason, is_aligned};
 use super::place::{Shortage, Topology, has_room, offers};
+use super::repair::is_spared;
 use super::spread::{Choice, spread};
 use super::{Plan, View};
 use crate::core::{CommandV1, DataRecord, NewTask, Replica, Task, TaskReason};
@@ -131,7 +132,11 @@ fn begin(
         states.iter().filter(|(_, p)| p.counts()).map(|(r, _)| r.node).collect();
     let choices = view.policy.choices as usize;
     let seed = view.seed ^ record.id.0;
-    let allowed = |node: NodeId| budget.allows(node) && !is_left_on_bad_disk(view, record, node);
+    // One that is held off would not be let in.
+    let is_avoided = |node| view.loads.avoided_ms(node, view.now_ms).is_some();
+    let allowed = |node: NodeId| {
+        budget.allows(node) && !is_avoided(node) && !is_left_on_bad_disk(view, record, node)
+    };
     let offers = offers(topology, (&held, &kept), choices, seed, allowed)?;
     let Some((best, more)) = offers.split_first() else { return Ok(None) };
     // An old copy goes on where it is.
@@ -179,6 +184,7 @@ fn follow(view: View<'_>, record: &DataRecord, task: &Task) -> Option<CommandV1>
     let is_done = is_member && adopted.epoch == record.configuration.epoch;
     let is_lost = matches!(data_place(view, record, owner), Place::Bad(_));
     let is_late = view.unix_ms >= task.deadline_unix_ms;
+    let is_slow = !is_member && is_spared(view, record, owner);
     // Those for whom it was begun are back, and serve.
     let others = places(view, record).filter(|(place, state)| {
         place.node != owner
@@ -186,7 +192,7 @@ fn follow(view: View<'_>, record: &DataRecord, task: &Task) -> Option<CommandV1>
             && record.configuration.members.contains(&place.node)
     });
     let is_needless = !is_member && others.count() >= target(view, record);
-    let ends = is_done || is_lost || is_late || is_needless;
+    let ends = is_done || is_lost || is_late || is_slow || is_needless;
     ends.then(|| end(is_done))
 }
 
