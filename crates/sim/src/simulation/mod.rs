@@ -90,6 +90,9 @@ fn locked(wires: &Mutex<Wires>) -> MutexGuard<'_, Wires> {
     wires.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// How managers say that a node has to start with an empty directory.
+const REFUSED: [&str; 2] = ["is an older copy", "is not of this cluster"];
+
 impl Simulation {
     pub fn new(options: Options) -> Simulation {
         let links = Random::new(options.seed, "links");
@@ -240,9 +243,10 @@ impl Simulation {
         trace::note(&format!("ended by itself: {reason}"));
         let Some(placed) = self.machines.get_mut(place) else { return };
         placed.machine.stop(Ending::Process);
-        // A manager's disk that lies may have taken the node's newest life (docs/decisions/0012). Its operator does
-        // what docs/operations.md says; a copy that the nemesis has put back is its own to replace.
-        if self.is_healing && self.options.weights.lie > 0 && reason.contains("is an older copy") {
+        // A manager's disk that lies may have taken the node's newest life, or its registration (docs/decisions/0012).
+        // Its operator does what the reason says; a copy that the nemesis has put back is its own to replace.
+        let is_refused = REFUSED.iter().any(|refused| reason.contains(refused));
+        if self.is_healing && self.options.weights.lie > 0 && is_refused {
             self.empty_refused(place);
         }
         let Some(placed) = self.machines.get(place) else { return };
