@@ -250,18 +250,21 @@ fn shall_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     may_stay(view, record, node) && !is_spared(view, record, node)
 }
 
-/// Whether a replica is left out as its node is too slow: one at a time, and only where the other members that are to
-/// stay are enough without it: for the group, for appends, and a majority of the copies that are wanted.
+/// Whether a replica is left out as its node is too slow: one at a time, and only where the other members are enough
+/// without it: for the group, for appends, and a majority of the copies that are wanted. Not while another place has
+/// to go: until that is replaced and dropped, every copy is needed.
 pub(super) fn is_spared(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let members = &record.configuration.members;
     let is_avoided = |node: &NodeId| view.loads.avoided_ms(*node, view.now_ms).is_some();
     let goes_first = || members.iter().copied().find(is_avoided);
-    let stays = |it: &&NodeId| may_stay(view, record, **it) && is_to_stay(view, record, **it);
-    let others = || members.iter().filter(|it| **it != node).filter(stays).count();
+    let others =
+        || members.iter().filter(|it| **it != node && may_stay(view, record, **it)).count();
+    let all_stay = || record.replicas.iter().all(|it| is_to_stay(view, record, it.node));
     is_avoided(&node)
         && (!members.contains(&node) || goes_first() == Some(node))
         && others() >= MEMBERS_MIN.max(target(view, record) / 2 + 1)
         && others() * 2 > members.len()
+        && all_stay()
 }
 
 /// A replica becomes a learner when there is proof that it is there, and remains one while it can

@@ -3,6 +3,7 @@
 use milpa_types::{NodeId, PartitionId};
 
 use super::{World, nodes, settled};
+use crate::core::CommandV1;
 use crate::planner::health::{Place, data_place};
 
 const SLOW: NodeId = NodeId(106);
@@ -88,6 +89,20 @@ fn a_slow_node_comes_back_at_once_where_it_is_needed() {
     world.wait(2_000);
     assert_eq!(members(&world), nodes(&[104, 105]), "and goes again");
     assert_eq!(memberships(&world, SLOW), 0);
+}
+
+/// Found by a reader: with the slow one out, the drained one was needed for ever.
+#[test]
+fn a_drain_ends_though_another_node_is_slow() {
+    let mut world = World::new(3, 4);
+    world.log.volume("home", 3, 6);
+    world.settle();
+    world.slow.insert(SLOW);
+    world.wait(4_000);
+    world.log.apply(CommandV1::DrainNode { node: NodeId(104), drains: true, begun_unix_ms: 1 });
+    world.wait(60_000);
+    assert_eq!(memberships(&world, NodeId(104)), 0);
+    assert!((4..=9).all(|id| world.data_record(id).configuration.members.len() >= 2));
 }
 
 #[test]
