@@ -105,14 +105,17 @@ impl Loads {
 
     /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
     pub fn judge(&mut self, now_ms: u64, period_ms: u64) {
-        let about = |id: &NodeId| {
-            // Who is held off itself may have a bad link to all others.
-            let by = self.callers(*id, now_ms, period_ms).0;
-            let callers = by.iter().filter(|by| self.avoided_ms(**by, now_ms).is_none()).count();
-            let is_silent = !self.is_heard(*id, now_ms, period_ms);
-            (*id, Heard { callers, is_silent })
-        };
-        let heard = self.nodes.keys().map(about).filter(|(_, it)| it.callers > 0).collect();
+        let is_heard = |node: NodeId| self.is_heard(node, now_ms, period_ms);
+        // Who is held off itself may have a bad link to all others.
+        let counts = |by: NodeId| is_heard(by) && self.avoided_ms(by, now_ms).is_none();
+        let mut heard: BTreeMap<NodeId, Heard> = BTreeMap::new();
+        for (_, load) in self.nodes.iter().filter(|(by, _)| counts(**by)) {
+            for SlowPeer { node, .. } in &load.slow_peers {
+                let about = heard.entry(*node).or_default();
+                about.callers += 1;
+                about.is_silent = !is_heard(*node);
+            }
+        }
         let data_nodes = self.nodes.values().filter(|load| !load.data.is_empty()).count();
         self.avoided.judge(&heard, data_nodes, now_ms);
     }
@@ -165,19 +168,15 @@ impl Loads {
     /// nothing follows from it yet: that may be its own link.
     #[must_use]
     pub fn slow(&self, id: NodeId, now_ms: u64, period_ms: u64) -> Option<(Vec<NodeId>, u32)> {
-        let (by, took_ms) = self.callers(id, now_ms, period_ms);
-        let needed = if self.avoided_ms(id, now_ms).is_some() { 1 } else { 2 };
-        (by.len() >= needed).then_some((by, took_ms))
-    }
-
-    fn callers(&self, id: NodeId, now_ms: u64, period_ms: u64) -> (Vec<NodeId>, u32) {
         let heard = self.nodes.iter().filter(|(by, _)| self.is_heard(**by, now_ms, period_ms));
         let told = heard.flat_map(|(by, load)| {
             let about = load.slow_peers.iter().filter(|peer| peer.node == id);
             about.map(|peer| (*by, peer.took_ms))
         });
         let (by, took_ms): (Vec<NodeId>, Vec<u32>) = told.unzip();
-        (by, took_ms.into_iter().max().unwrap_or(0))
+        let most = took_ms.into_iter().max()?;
+        let needed = if self.avoided_ms(id, now_ms).is_some() { 1 } else { 2 };
+        (by.len() >= needed).then_some((by, most))
     }
 
     /// Reports of a meta partition's replicas.

@@ -68,6 +68,7 @@ mod tests {
             DataRequest::DeletePartition { partition },
             DataRequest::Free { ranges: vec![] },
             DataRequest::Report,
+            DataRequest::Probe,
             DataRequest::Digest { partition, lengths: Vec::new() },
         ] {
             assert!(!is_allowed(Role::Client, &request), "{request:?}");

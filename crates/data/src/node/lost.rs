@@ -54,6 +54,15 @@ impl Lost {
     fn is_certain(&self) -> bool {
         self.repairs >= REPAIRS_UNTIL_LOST
     }
+
+    fn is_in_question(&self) -> bool {
+        self.is_told && !self.is_certain()
+    }
+}
+
+/// The blocks of an extent's first `length` bytes, as keys.
+pub(crate) fn blocks_below(extent: ExtentId, length: u64) -> Range<(ExtentId, u64)> {
+    (extent, 0)..(extent, length.div_ceil(BLOCK_BYTES))
 }
 
 impl LostBlocks {
@@ -116,15 +125,19 @@ impl LostBlocks {
 
     /// Those of an extent's first `length` bytes.
     pub fn below(&self, extent: ExtentId, length: u64) -> impl Iterator<Item = u64> {
-        let blocks = self.blocks.range((extent, 0)..(extent, length.div_ceil(BLOCK_BYTES)));
+        let blocks = self.blocks.range(blocks_below(extent, length));
         blocks.filter(|(_, lost)| lost.is_certain()).map(|((_, block), _)| *block)
     }
 
     /// The blocks of which the operator was told, and that may be found yet: other members are asked since, or this
     /// node was started again. They are not here, whatever is found.
     pub fn in_question(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        let is_open = |lost: &Lost| lost.is_told && !lost.is_certain();
-        self.blocks.iter().filter(move |(_, lost)| is_open(lost)).map(|(place, _)| *place)
+        self.blocks.iter().filter(|(_, lost)| lost.is_in_question()).map(|(place, _)| *place)
+    }
+
+    /// Whether some of an extent's first `length` bytes are in question.
+    pub fn has_in_question(&self, extent: ExtentId, length: u64) -> bool {
+        self.blocks.range(blocks_below(extent, length)).any(|(_, lost)| lost.is_in_question())
     }
 
     /// Whether it is too early to try again.

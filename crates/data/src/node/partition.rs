@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use milpa_host::rpc::Reply;
 use milpa_raft::Role as RaftRole;
-use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId, PartitionId};
+use milpa_types::{DataError, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Append, Configuration, DataAnswer, DataReply, Replicate};
 
 use crate::append::{Backup, Primary, RequestNumber};
@@ -19,7 +19,7 @@ use crate::store::ExtentStore;
 use super::fill::Fill;
 use super::handed::Handed;
 use super::licence::Licence;
-use super::lost::LostBlocks;
+use super::lost::{LostBlocks, blocks_below};
 use super::state::PartitionState;
 use super::workers::Continuation;
 
@@ -203,9 +203,8 @@ impl Partition {
     /// Whether blocks are missing here of an extent's first `length` bytes, and it is not known whether others have
     /// them.
     pub fn lacks_blocks(&self, extent: ExtentId, length: u64) -> bool {
-        let is_among =
-            |(of, block): (ExtentId, u64)| of == extent && block < length.div_ceil(BLOCK_BYTES);
-        self.missing().any(is_among)
+        self.left.range(blocks_below(extent, length)).next().is_some()
+            || self.lost.has_in_question(extent, length)
     }
 
     /// Blocks that are missing here, and that others may have.

@@ -18,7 +18,7 @@ use super::shared::Shared;
 
 /// Between two probes of a node.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Who has not written a block by then is as slow as that.
+/// Who has not written a block by then is as slow as that. No probe waits longer for its turn.
 const WAIT: Duration = Duration::from_secs(2);
 /// Probes that a node carries out at a time: each writes to all of its disks, and takes a thread that flushes.
 pub(crate) const PROBES_MAX: usize = 2;
@@ -27,8 +27,10 @@ const FILE: &str = "probe";
 
 /// Probes whoever was slow, until the node ends.
 pub(crate) async fn probe_for_ever(shared: Rc<Shared>) -> Infallible {
+    let mut turns = tokio::time::interval(PAUSE);
+    turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        tokio::time::sleep(PAUSE).await;
+        turns.tick().await;
         let suspects = shared.peers.borrow().suspects(now_ms(), PAUSE);
         let mut asked: JoinSet<()> = JoinSet::new();
         for node in suspects {
@@ -50,9 +52,11 @@ async fn ask(shared: &Shared, node: NodeId) {
 ///
 /// # Errors
 ///
-/// [`DataError::Busy`] while too many are under way; what a disk that failed says.
+/// [`DataError::Busy`] when no turn came in the time that askers wait, as a disk hangs perhaps; what a disk that
+/// failed says.
 pub(crate) async fn probe(shared: Rc<Shared>) -> Result<(), DataError> {
-    let _turn = shared.probes.try_acquire().map_err(|_| DataError::Busy)?;
+    let turn = tokio::time::timeout(WAIT, shared.probes.acquire()).await;
+    let _turn = turn.map_err(|_| DataError::Busy)?.map_err(|_| DataError::Busy)?;
     let disks = shared.disks.borrow().len();
     let mut writing = JoinSet::new();
     for disk in 0..disks {

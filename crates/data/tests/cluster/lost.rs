@@ -67,6 +67,20 @@ async fn reads_as_lost(cluster: &Cluster, extent: ExtentId) {
     .await;
 }
 
+/// An extent of 300,000 bytes whose block 12 has rotted on every member.
+async fn rotten_everywhere(cluster: &mut Cluster) -> ExtentId {
+    let bytes = pattern(1, 300_000);
+    let new = AppendTarget::New { token: 1 };
+    let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+    cluster.overwrite(&ALL, 1, extent, 0, &bytes[..3_000]).await;
+    cluster.equal_digests(&ALL, 1).await;
+    for node in ALL {
+        cluster.rot_extent(node, extent, 50_000);
+    }
+    reads_as_lost(cluster, extent).await;
+    extent
+}
+
 type Answers = Vec<Result<DataAnswer, DataError>>;
 
 async fn flush(cluster: &Cluster, epoch: u64, extent: ExtentId, length: u64) -> Answers {
@@ -99,15 +113,7 @@ async fn flushes_but_for(cluster: &Cluster, epoch: u64, extent: ExtentId, block:
 #[test]
 fn a_flush_says_which_blocks_are_lost() {
     run(async |cluster| {
-        let bytes = pattern(1, 300_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.overwrite(&ALL, 1, extent, 0, &bytes[..3_000]).await;
-        cluster.equal_digests(&ALL, 1).await;
-        for node in ALL {
-            cluster.rot_extent(node, extent, 50_000);
-        }
-        reads_as_lost(cluster, extent).await;
+        let extent = rotten_everywhere(cluster).await;
         flushes_but_for(cluster, 1, extent, 12).await;
         cluster.configure(configuration(2, &ALL), &ALL).await;
         flushes_but_for(cluster, 2, extent, 12).await;
@@ -128,15 +134,7 @@ fn a_lost_block_is_counted_once_by_each_node_over_epochs_and_restarts() {
     let told = || count.load(Ordering::Relaxed);
     let _guard = tracing::dispatcher::set_default(&Dispatch::new(Told(Arc::clone(&count))));
     run(async |cluster| {
-        let bytes = pattern(1, 300_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.overwrite(&ALL, 1, extent, 0, &bytes[..3_000]).await;
-        cluster.equal_digests(&ALL, 1).await;
-        for node in ALL {
-            cluster.rot_extent(node, extent, 50_000);
-        }
-        reads_as_lost(cluster, extent).await;
+        let extent = rotten_everywhere(cluster).await;
         for epoch in 2..6 {
             cluster.configure(configuration(epoch, &ALL), &ALL).await;
             reads_as_lost(cluster, extent).await;

@@ -211,7 +211,7 @@ impl Simulation {
         }
     }
 
-    /// A server that the managers refuse, as what is on its disk is too old, gets an empty one.
+    /// A server that the managers refuse for what is on its disk gets an empty one.
     pub(super) fn empty_refused(&mut self, place: usize) {
         if !self.old_disks.has(place) {
             trace::note("its operator empties its disk");

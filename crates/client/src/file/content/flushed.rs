@@ -10,20 +10,21 @@ use crate::data::flush::Extents;
 impl Content {
     /// The segments that may not be on disk, in the file's order.
     pub(crate) fn unflushed_segments(&self) -> Vec<Segment> {
-        let may_be_lost = |s: &&Segment| !s.flushed && !is_on_disk(&self.flushed, s);
-        self.segments.iter().filter(may_be_lost).cloned().collect()
+        self.segments.iter().filter(|segment| !self.has_flushed(segment)).cloned().collect()
+    }
+
+    fn has_flushed(&self, segment: &Segment) -> bool {
+        segment.flushed || is_on_disk(&self.flushed, segment)
     }
 
     /// Whether a block that no disk has holds bytes of the file that were never flushed.
     pub(crate) fn may_have_lost(&self, block: Column) -> bool {
-        let may_be_lost = |s: &Segment| !s.flushed && !is_on_disk(&self.flushed, s);
-        self.segments.iter().any(|s| overlaps(s, block, BLOCK_BYTES) && may_be_lost(s))
+        self.segments.iter().any(|s| overlaps(s, block, BLOCK_BYTES) && !self.has_flushed(s))
     }
 
     /// Whether the file counts on these bytes to be on disk.
     pub(crate) fn is_flushed(&self, lost: Column, length: u64) -> bool {
-        let is_flushed = |segment: &Segment| segment.flushed || is_on_disk(&self.flushed, segment);
-        self.segments.iter().any(|segment| overlaps(segment, lost, length) && is_flushed(segment))
+        self.segments.iter().any(|s| overlaps(s, lost, length) && self.has_flushed(s))
     }
 
     /// Whether some of these bytes were written here, and the servers do not show them to anybody else yet.

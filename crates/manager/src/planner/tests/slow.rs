@@ -91,14 +91,20 @@ fn a_slow_node_comes_back_at_once_where_it_is_needed() {
     assert_eq!(memberships(&world, SLOW), 0);
 }
 
-/// Found by a reader: with the slow one out, the drained one was needed for ever.
-#[test]
-fn a_drain_ends_though_another_node_is_slow() {
+/// One of four data nodes is slow, and held off.
+fn slow_among_four() -> World {
     let mut world = World::new(3, 4);
     world.log.volume("home", 3, 6);
     world.settle();
     world.slow.insert(SLOW);
     world.wait(4_000);
+    world
+}
+
+/// Found by a reader: with the slow one out, the drained one was needed for ever.
+#[test]
+fn a_drain_ends_though_another_node_is_slow() {
+    let mut world = slow_among_four();
     world.log.apply(CommandV1::DrainNode { node: NodeId(104), drains: true, begun_unix_ms: 1 });
     world.wait(60_000);
     assert_eq!(memberships(&world, NodeId(104)), 0);
@@ -107,11 +113,7 @@ fn a_drain_ends_though_another_node_is_slow() {
 
 #[test]
 fn what_a_slow_node_held_is_made_elsewhere_when_it_dies() {
-    let mut world = World::new(3, 4);
-    world.log.volume("home", 3, 6);
-    world.settle();
-    world.slow.insert(SLOW);
-    world.wait(4_000);
+    let mut world = slow_among_four();
     assert_eq!(memberships(&world, SLOW), 0);
     world.down.insert(SLOW);
     world.wait(world.policy.dead_after_ms + 60_000);
