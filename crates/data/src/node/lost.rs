@@ -4,8 +4,8 @@
 //! is damaged: without a pause that grows they would set each other to work without end.
 //!
 //! With every configuration they are looked for anew, but the operator is told of each once: which these are
-//! is kept over configurations, and over restarts in a file of the disk. It is for that only; what is lost
-//! is found out from the replicas.
+//! is kept over configurations, and over restarts in a file of the disk. Until such a block is found or lost anew,
+//! no flush passes over it; what is lost is found out from the replicas.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
