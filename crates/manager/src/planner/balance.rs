@@ -3,6 +3,7 @@
 //! Planned only when nothing else is: a change of the primary ends the open extents of a partition,
 //! so it waits until every partition is whole, and the next one until the last is whole again.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use milpa_types::{Epoch, NodeId, NodeState, Role};
@@ -37,6 +38,11 @@ fn settled(view: View<'_>, role: Role) -> Option<BTreeMap<NodeId, u64>> {
     Some(counts)
 }
 
+/// By how much one is ahead of another, if a move from it to there makes them more even.
+fn lead(from: u64, to: u64) -> Option<u64> {
+    from.checked_sub(to).filter(|lead| *lead >= 2)
+}
+
 fn primary(view: View<'_>) -> Option<CommandV1> {
     let mut counts = settled(view, Role::Data)?;
     for record in view.state.data_partitions() {
@@ -50,10 +56,10 @@ fn primary(view: View<'_>) -> Option<CommandV1> {
         let from = counts.get(&present.primary).copied()?;
         let least = present.members.iter().filter_map(|node| Some((*counts.get(node)?, *node)));
         let (least, to) = least.min()?;
-        (from >= least + 2).then_some((from - least, std::cmp::Reverse(record.id), to))
+        Some((lead(from, least)?, Reverse(record.id), to))
     };
     let best = view.state.data_partitions().filter_map(|record| move_of(&record)).max()?;
-    let (_, std::cmp::Reverse(partition), primary) = best;
+    let (_, Reverse(partition), primary) = best;
     let present = &view.state.data_partition(partition)?.configuration;
     let epoch = Epoch(present.epoch.0 + 1);
     let configuration = Configuration { epoch, primary, ..present.clone() };
@@ -87,8 +93,8 @@ fn leader(view: View<'_>) -> Option<Step> {
         let roomy = record.members.iter().filter(|node| has_room(view, record, **node));
         let (least, to) = roomy.filter_map(|node| Some((*counts.get(node)?, *node))).min()?;
         let led = counts.get(&from).copied()?;
-        (led >= least + 2).then_some((led - least, std::cmp::Reverse(record.id), from, to))
+        Some((lead(led, least)?, Reverse(record.id), from, to))
     });
-    let (_, std::cmp::Reverse(partition), from, to) = moves.max()?;
+    let (_, Reverse(partition), from, to) = moves.max()?;
     Some(Step::TransferLeader { partition, from, to })
 }

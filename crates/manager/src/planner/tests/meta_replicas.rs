@@ -7,7 +7,7 @@ use milpa_types::{NodeId, NodeState, PartitionId};
 use milpa_wire::meta::MetaPartitionReport;
 
 use super::replacing::{check_whole_without, roomy};
-use super::{World, nodes};
+use super::{World, is_quiet, nodes};
 use crate::core::Applied;
 use crate::planner::*;
 
@@ -342,6 +342,28 @@ fn a_meta_node_without_room_leads_nothing_while_another_has_some() {
     world.full.clear();
     world.settle();
     assert_eq!((1..=3).map(|n| led_by(&world, 100 + n)).collect::<Vec<_>>(), [1, 1, 1]);
+}
+
+/// Simulation seed 351461: who led before it had not heard of that, so no leader said that it was full.
+#[test]
+fn a_leader_without_room_that_only_another_member_knows_of_leads_on() {
+    let mut world = World::new(3, 3);
+    world.log.volume("home", 5, 3);
+    world.policy.balances = true;
+    world.full.insert(NodeId(101));
+    world.settle();
+    let mut led: BTreeMap<NodeId, Vec<PartitionId>> = BTreeMap::new();
+    for record in world.log.state.meta_partitions() {
+        let leader = world.loads.meta_leader(record).unwrap();
+        led.entry(leader).or_default().push(record.id);
+    }
+    // Of three and two: one of the three, so that the others lead two each, and it the least of all.
+    let (before, partitions) = led.iter().max_by_key(|(_, led)| led.len()).unwrap();
+    let (partition, knows) = (partitions[0], *led.keys().find(|node| *node != before).unwrap());
+    let report = world.meta.get_mut(&knows).unwrap().get_mut(&partition).unwrap();
+    (report.leader, report.term) = (Some(NodeId(101)), report.term + 1);
+    let plan = world.pass();
+    assert!(is_quiet(&plan), "{plan:?}");
 }
 
 /// The group may still count the node that it is to go on without: there is no task to tell of it.
