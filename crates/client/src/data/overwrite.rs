@@ -27,7 +27,8 @@ pub(crate) struct Replacement {
 
 impl DataClient {
     /// Replaces all, a window of them at once; they must not overlap. `done` is told of each that a
-    /// majority has in its synced log. `NoExtent` and `NotHere` mean that the columns may be out of date.
+    /// majority has in its synced log. `NoExtent` and `NotHere` mean that the columns may be out of date; `Corrupt`, that
+    /// no member has a block, and that what is written into it could not be read.
     pub(crate) async fn overwrite(
         &self,
         replacements: Vec<Replacement>,
@@ -109,7 +110,10 @@ impl DataClient {
                 {
                     return Err(DataError::NoSpace.into());
                 }
-                Trouble::Answered { error, .. } if error.next() == Next::GiveUp => {
+                Trouble::Answered { error, .. }
+                    if error.next() == Next::GiveUp
+                        || matches!(error, DataError::Corrupt { .. }) =>
+                {
                     return Err(error.clone().into());
                 }
                 Trouble::Answered { error: DataError::NotHere, .. } => {

@@ -6,15 +6,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{Column, Columns, ExtentId, PartitionId, Segment};
+use milpa_types::{Column, Columns, DataError, ExtentId, PartitionId, Segment};
 use milpa_wire::meta::{LOST_EXTENTS_MAX, LostExtent, MetaAnswer, MetaWrite};
 
 use super::FileState;
+use crate::core::Retry;
+use crate::data::flush::Reached;
 use crate::error::FsError;
 use crate::inner::Inner;
 
 /// Extents of which nothing is left.
 pub(super) type Gone = BTreeSet<(PartitionId, ExtentId)>;
+
+/// Where in extents the first bytes of a file are that no member has.
+pub(super) type FirstLost = BTreeMap<(PartitionId, ExtentId), u64>;
 
 impl Inner {
     /// Has the file, whose content was just loaded, cut where bytes are missing that no replica has any
@@ -42,7 +47,8 @@ impl Inner {
     async fn lost_extents(&self, file: &FileState) -> Vec<LostExtent> {
         let unflushed = file.shared().content.unflushed_segments();
         let gone = self.gone_extents(file).await;
-        let torn = self.lost_blocks(file).await;
+        // Not known while members are away.
+        let torn = self.flush_but_lost(file).await.unwrap_or_default();
         let (mut lost, mut known) = (Vec::new(), BTreeSet::new());
         for column in unflushed.iter().rev().filter_map(last_byte) {
             let Column { partition, extent, .. } = column;
@@ -63,18 +69,57 @@ impl Inner {
         lost
     }
 
-    /// Where the first block begins, of each extent that has such, that holds bytes of the file that were never synced,
-    /// and that power left whole on no member. Not known while members are away.
-    async fn lost_blocks(&self, file: &FileState) -> BTreeMap<(PartitionId, ExtentId), u64> {
-        let unflushed = file.shared().content.unflushed();
-        let mut first = BTreeMap::new();
-        let Ok(flushed) = self.data.flush(unflushed).await else { return first };
-        let content = &file.shared().content;
-        for block in flushed.lost.into_iter().filter(|block| content.may_have_lost(*block)) {
-            let begins = first.entry((block.partition, block.extent)).or_insert(block.offset);
-            *begins = block.offset.min(*begins);
+    /// Has all members flush what was appended before and they may not have on disk. Gives where the first bytes
+    /// of the file are, of each extent that has such, that were never synced and that power left on no member. Not
+    /// while a member says so of bytes that another one has: they are on all members soon.
+    pub(super) async fn flush_but_lost(&self, file: &FileState) -> Result<FirstLost, FsError> {
+        let mut retry = Retry::new(&self.core, "flush");
+        loop {
+            let unflushed = file.shared().content.unflushed();
+            let flushed = self.data.flush(unflushed.clone()).await?;
+            let Some(first) = self.first_lost(file, flushed.lost.clone()).await? else {
+                retry.note("a member lacks bytes that another one has");
+                retry.pause().await?;
+                continue;
+            };
+            if first.is_empty() && flushed.reached == Reached::Disks {
+                let news = file.shared().content.flushed(unflushed, &flushed.lost);
+                self.marks.add(file.inode, news);
+            }
+            return Ok(first);
         }
-        first
+    }
+
+    /// Of blocks that members say are lost. None if one of them can be read.
+    async fn first_lost(
+        &self,
+        file: &FileState,
+        mut blocks: Vec<Column>,
+    ) -> Result<Option<FirstLost>, FsError> {
+        blocks.sort_unstable_by_key(|block| (block.partition, block.extent, block.offset));
+        let mut first = FirstLost::new();
+        for block in blocks {
+            let key = (block.partition, block.extent);
+            if first.contains_key(&key) {
+                continue;
+            }
+            let pieces = file.shared().content.unflushed_in(block);
+            let mut is_there = false;
+            for (piece, length) in pieces {
+                match self.data.read(piece, length).await {
+                    Ok(_) => is_there = true,
+                    Err(FsError::Data(DataError::Corrupt { .. } | DataError::Lost { .. })) => {
+                        let begins = first.entry(key).or_insert(piece.offset);
+                        *begins = piece.offset.min(*begins);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            if is_there && !first.contains_key(&key) {
+                return Ok(None);
+            }
+        }
+        Ok(Some(first))
     }
 
     /// Extents that the file, as it was just loaded, refers to with bytes that were never synced, and

@@ -88,8 +88,11 @@ impl Inner {
             let Some(push) = push else { return Ok(reloads > 0) };
             let is_over_others = !push.replacements.is_empty();
             match self.send(file, io, push, session, sync).await {
-                // Where the bytes lie there is no room to log what replaces them; elsewhere there may be.
-                Err(FsError::Data(DataError::NoSpace)) if is_over_others => {
+                // Where the bytes lie there is no room to log what replaces them, or nobody could read it, as the rest of
+                // its block is lost; elsewhere it may be.
+                Err(FsError::Data(DataError::NoSpace | DataError::Corrupt { .. }))
+                    if is_over_others =>
+                {
                     placing = Placing::Anew;
                     let released = file.shared().content.push_failed();
                     self.budget.give(released);

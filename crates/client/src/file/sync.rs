@@ -7,7 +7,6 @@ use milpa_types::{DataError, MetaError};
 use super::content::Scope;
 use super::push::{Published, REDOS_MAX};
 use super::{FileState, Io};
-use crate::data::flush::Reached;
 use crate::error::FsError;
 use crate::flights::detach;
 use crate::handle::HandleId;
@@ -117,19 +116,10 @@ impl Inner {
 
     /// Has all members flush what was appended before and they may not have on disk.
     pub(super) async fn flush_content(&self, file: &FileState) -> Result<(), FsError> {
-        let unflushed = file.shared().content.unflushed();
-        let flushed = self.data.flush(unflushed.clone()).await?;
-        let lost = {
-            let content = &file.shared().content;
-            flushed.lost.into_iter().find(|block| content.may_have_lost(*block))
-        };
-        if let Some(block) = lost {
-            return Err(DataError::Lost { length: block.offset }.into());
+        let lost = self.flush_but_lost(file).await?;
+        match lost.values().next() {
+            Some(length) => Err(DataError::Lost { length: *length }.into()),
+            None => Ok(()),
         }
-        if flushed.reached == Reached::Disks {
-            let news = file.shared().content.flushed(unflushed);
-            self.marks.add(file.inode, news);
-        }
-        Ok(())
     }
 }

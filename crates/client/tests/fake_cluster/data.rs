@@ -27,6 +27,8 @@ pub struct Extent {
     pub on_disk: BTreeMap<NodeId, u64>,
     /// Blocks that no member has whole.
     pub torn: BTreeSet<u64>,
+    /// Blocks of which a member believes that.
+    pub believed_torn: BTreeSet<u64>,
 }
 
 impl DataNodes {
@@ -190,7 +192,9 @@ impl DataNodes {
             let extent = self.extents.get(&(partition, id));
             extent
                 .into_iter()
-                .flat_map(move |it| it.torn.range(blocks.clone()).map(move |b| (id, *b)))
+                .flat_map(|it| it.torn.iter().chain(&it.believed_torn))
+                .filter(move |block| blocks.contains(block))
+                .map(move |block| (id, *block))
         };
         extents.iter().flat_map(torn).collect()
     }

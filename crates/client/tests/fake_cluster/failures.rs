@@ -244,14 +244,25 @@ async fn a_full_volume_says_so_to_close_and_frees_the_buffer() {
 
 #[tokio::test(start_paused = true)]
 async fn what_a_full_disk_does_not_take_over_its_bytes_goes_elsewhere() {
+    goes_elsewhere(DataError::NoSpace).await;
+}
+
+/// Found by a reader: it was acknowledged, and as unreadable as the rest of its block.
+#[tokio::test(start_paused = true)]
+async fn what_is_written_into_a_lost_block_goes_elsewhere() {
+    goes_elsewhere(DataError::Corrupt { block: 30 }).await;
+}
+
+/// Of what is refused over old bytes.
+async fn goes_elsewhere(refusal: DataError) {
     let cluster = Cluster::new();
     let client = cluster.client().await;
     let opened = create(&client, "f").await;
     let (old, new) = (pattern(1, 500_000), pattern(2, 200_000));
     client.write(opened.handle, 0, old.clone(), false).await.unwrap();
     client.fsync(opened.handle, false).await.unwrap();
-    cluster.rule(|call| match call {
-        Call::Data(_, DataRequest::Overwrite(_)) => Some(Fault::Data(DataError::NoSpace)),
+    cluster.rule(move |call| match call {
+        Call::Data(_, DataRequest::Overwrite(_)) => Some(Fault::Data(refusal.clone())),
         _ => None,
     });
     client.write(opened.handle, 100_000, new.clone(), false).await.unwrap();

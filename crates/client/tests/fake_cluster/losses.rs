@@ -110,6 +110,30 @@ async fn an_fsync_fails_over_a_block_that_power_tore_on_every_member_and_cuts_th
     assert!(there == [&pattern(1, 300_000)[..49_152], &pattern(3, 1_000)[..]].concat());
 }
 
+/// Found by a reader: one member called a block lost of which the others had all that was needed, and synced bytes were
+/// cut from the file.
+#[tokio::test(start_paused = true)]
+async fn an_fsync_waits_for_a_member_that_lacks_what_another_one_has() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "log").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    let believe = |blocks: &[u64]| {
+        for extent in cluster.lock().data.extents.values_mut() {
+            extent.believed_torn = blocks.iter().copied().collect();
+        }
+    };
+    believe(&[12]);
+    let mended = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        believe(&[]);
+    };
+    let (synced, ()) = tokio::join!(client.fsync(opened.handle, false), mended);
+    synced.unwrap();
+    assert!(read(&cluster.client().await, "/log").await == pattern(1, 300_000));
+}
+
 /// What was lost after it had been synced, or is of another file, is nothing that this fsync is about.
 #[tokio::test(start_paused = true)]
 async fn an_fsync_is_not_about_blocks_that_were_lost_after_they_had_been_synced() {

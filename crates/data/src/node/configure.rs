@@ -151,7 +151,7 @@ impl Disk {
         partition.configuration = configuration.clone();
         partition.marked_everywhere.clear();
         // Other members may have what those of before did not.
-        partition.lost.clear();
+        partition.lost.doubt_all();
         let (mut appends, mut backups) = (Vec::new(), Vec::new());
         partition.primary.configure(configuration.clone(), &mut appends);
         partition.backup.configure(configuration.clone(), &mut backups);

@@ -202,7 +202,7 @@ impl Disk {
         }
         self.tick_alignment(now);
         self.tick_returned(now);
-        self.tick_left();
+        self.tick_repairs();
         self.tick_alone();
         self.tick_usage(now);
         self.tick_leaving();

@@ -1,13 +1,14 @@
-//! Blocks of a partition that no replica has whole.
+//! Blocks of a partition that are damaged here: those that are looked for at other replicas, and those that no
+//! replica has whole, which are lost.
 //!
-//! Each replica that has such a block asks the others for it, and each that is asked notices that its own
+//! Until it is known of a block which of the two it is, this replica does not have it, and no flush passes over it: it
+//! is *open*. Each replica that has such a block asks the others for it, and each that is asked notices that its own
 //! is damaged: without a pause that grows they would set each other to work without end.
 //!
 //! With every configuration they are looked for anew, but the operator is told of each once: which these are
-//! is kept over configurations, and over restarts in a file of the disk. Until such a block is found or lost anew,
-//! no flush passes over it; what is lost is found out from the replicas.
+//! is kept over configurations, and over restarts in a file of the disk. What is lost is found out from the replicas.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +18,8 @@ use milpa_types::{BLOCK_BYTES, ExtentId, PartitionId};
 use super::disk::Disk;
 use super::metrics::Metrics;
 
-/// Blocks that are remembered.
-const BLOCKS_MAX: usize = 4096;
+/// Blocks that are remembered: of those behind them who reads them has to tell again.
+const BLOCKS_MAX: usize = 65_536;
 /// A member that was in doubt about its own when it was asked first has decided by the second time.
 const REPAIRS_UNTIL_LOST: u32 = 2;
 /// Blocks of a disk that are noted: 2 MB.
@@ -30,18 +31,25 @@ const FILE: &str = "lost";
 const PAUSE_MIN_MS: u64 = 500;
 const PAUSE_MAX_MS: u64 = 64_000;
 
-/// Damaged blocks that no member gave when it was asked.
+/// A block of an extent.
+type Place = (ExtentId, u64);
+
+/// Damaged blocks.
 #[derive(Debug, Default)]
 pub(crate) struct LostBlocks {
-    blocks: BTreeMap<(ExtentId, u64), Lost>,
+    blocks: BTreeMap<Place, Damage>,
+    /// Those of them that are not known to be lost.
+    open: BTreeSet<Place>,
     /// Of which of them the operator was told is not what it was when it was last noted.
     is_changed: bool,
 }
 
 #[derive(Debug, Default)]
-struct Lost {
-    /// Repairs in a row that have found that.
+struct Damage {
+    /// Repairs in a row that found that no member has it whole.
     repairs: u32,
+    /// Whether the last one found that the extent is to end before it.
+    is_needless: bool,
     /// Repairs that have found that another member cannot read it either, and may yet.
     waits: u32,
     /// Not repaired again before.
@@ -50,62 +58,127 @@ struct Lost {
     is_told: bool,
 }
 
-impl Lost {
-    fn is_certain(&self) -> bool {
+impl Damage {
+    fn is_found_nowhere(&self) -> bool {
         self.repairs >= REPAIRS_UNTIL_LOST
     }
 
-    fn is_in_question(&self) -> bool {
-        self.is_told && !self.is_certain()
+    fn is_lost(&self) -> bool {
+        self.is_found_nowhere() && !self.is_needless
+    }
+
+    /// Others may be asked now.
+    fn is_looked_for_anew(&mut self) {
+        (self.repairs, self.is_needless, self.rests_until_ms) = (0, false, 0);
     }
 }
 
-/// The blocks of an extent's first `length` bytes, as keys.
-pub(crate) fn blocks_below(extent: ExtentId, length: u64) -> Range<(ExtentId, u64)> {
+/// The blocks of an extent's first `length` bytes.
+fn blocks_below(extent: ExtentId, length: u64) -> Range<Place> {
     (extent, 0)..(extent, length.div_ceil(BLOCK_BYTES))
 }
 
 impl LostBlocks {
-    /// Notes that no member had a block whole. True when it is called lost from now on.
+    /// A block is damaged, and others may have it.
+    pub fn find(&mut self, extent: ExtentId, block: u64) {
+        self.change((extent, block), |_| {});
+    }
+
+    /// The same of one that is damaged since, whatever was known of it.
+    pub fn find_anew(&mut self, extent: ExtentId, block: u64) {
+        self.change((extent, block), Damage::is_looked_for_anew);
+    }
+
+    /// No member had a block whole. True when it is called lost from now on.
     pub fn add(&mut self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
-        let lost = self.entry(extent, block);
-        let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << lost.repairs.min(16)).min(PAUSE_MAX_MS);
-        lost.repairs = lost.repairs.saturating_add(1);
-        lost.rests_until_ms = now_ms.saturating_add(pause_ms);
-        lost.repairs == REPAIRS_UNTIL_LOST
+        let mut is_new = false;
+        self.change((extent, block), |damage| {
+            let was_lost = damage.is_lost();
+            let doublings = damage.repairs.min(16);
+            let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << doublings).min(PAUSE_MAX_MS);
+            damage.repairs = damage.repairs.saturating_add(1);
+            damage.is_needless = false;
+            damage.rests_until_ms = now_ms.saturating_add(pause_ms);
+            is_new = damage.is_lost() && !was_lost;
+        });
+        is_new
     }
 
-    /// Notes that another member cannot read a block either now, and may be able to later.
+    /// The same of one that the extent is to end before, or that others have as much of as is needed: the primary
+    /// makes them equal, and nothing is lost.
+    pub fn add_needless(&mut self, extent: ExtentId, block: u64, now_ms: u64) {
+        self.change((extent, block), |damage| {
+            damage.repairs = damage.repairs.saturating_add(1);
+            damage.is_needless = true;
+            damage.rests_until_ms = now_ms.saturating_add(PAUSE_MIN_MS);
+        });
+    }
+
+    /// Another member cannot read a block either now, and may be able to later.
     pub fn wait(&mut self, extent: ExtentId, block: u64) {
-        self.doubt(extent, block);
-        let lost = self.entry(extent, block);
-        lost.waits = lost.waits.saturating_add(1);
+        self.change((extent, block), |damage| {
+            damage.is_looked_for_anew();
+            damage.waits = damage.waits.saturating_add(1);
+        });
     }
 
-    /// Whether it is still to be expected that the disk reads a block. If not, nobody is to wait for it: two who cannot
-    /// read theirs would wait for each other.
-    pub fn may_be_read(&self, extent: ExtentId, block: u64) -> bool {
-        let is_given_up = |lost: &Lost| lost.is_certain() || lost.waits >= REPAIRS_UNTIL_LOST;
-        !self.blocks.get(&(extent, block)).is_some_and(is_given_up)
-    }
-
-    fn entry(&mut self, extent: ExtentId, block: u64) -> &mut Lost {
-        if self.blocks.len() >= BLOCKS_MAX && !self.blocks.contains_key(&(extent, block)) {
-            self.blocks.pop_first();
+    /// It may be whole elsewhere: somebody did not say that he lacks it.
+    pub fn doubt(&mut self, extent: ExtentId, block: u64) {
+        if self.blocks.contains_key(&(extent, block)) {
+            self.find_anew(extent, block);
         }
-        self.blocks.entry((extent, block)).or_default()
+    }
+
+    /// Others may be asked now.
+    pub fn doubt_all(&mut self) {
+        self.blocks.values_mut().for_each(Damage::is_looked_for_anew);
+        self.open = self.blocks.keys().copied().collect();
+    }
+
+    /// It is whole.
+    pub fn remove(&mut self, extent: ExtentId, block: u64) {
+        if let Some(damage) = self.blocks.remove(&(extent, block)) {
+            self.open.remove(&(extent, block));
+            self.is_changed |= damage.is_told;
+        }
+    }
+
+    /// Blocks of an extent were written to, and are whole, but for some.
+    pub fn remove_written(&mut self, extent: ExtentId, blocks: Range<u64>, but: &[u64]) {
+        let written = self.blocks.range((extent, blocks.start)..(extent, blocks.end));
+        let whole = written.map(|((_, block), _)| *block).filter(|block| !but.contains(block));
+        for block in whole.collect::<Vec<_>>() {
+            self.remove(extent, block);
+        }
     }
 
     /// Notes that the operator is told of a block. False if he knows.
     pub fn tell(&mut self, extent: ExtentId, block: u64) -> bool {
-        let is_new = !std::mem::replace(&mut self.entry(extent, block).is_told, true);
+        let mut is_new = false;
+        self.change((extent, block), |damage| {
+            is_new = !std::mem::replace(&mut damage.is_told, true);
+        });
         self.is_changed |= is_new;
         is_new
     }
 
+    /// Changes what is known of a block, if there is room to know anything of it.
+    fn change(&mut self, place: Place, change: impl FnOnce(&mut Damage)) {
+        if self.blocks.len() >= BLOCKS_MAX && !self.blocks.contains_key(&place) {
+            return;
+        }
+        let damage = self.blocks.entry(place).or_default();
+        change(damage);
+        if damage.is_lost() {
+            self.open.remove(&place);
+        } else {
+            self.open.insert(place);
+        }
+    }
+
     /// The blocks of which the operator was told.
     pub fn told(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.blocks.iter().filter(|(_, lost)| lost.is_told).map(|(place, _)| *place)
+        self.blocks.iter().filter(|(_, damage)| damage.is_told).map(|(place, _)| *place)
     }
 
     /// Whether these have changed since this was last asked.
@@ -113,78 +186,69 @@ impl LostBlocks {
         std::mem::take(&mut self.is_changed)
     }
 
+    /// They are still to be noted.
+    pub fn is_not_noted(&mut self) {
+        self.is_changed = true;
+    }
+
     /// Whether no member has a block, by two repairs in a row.
     pub fn contains(&self, extent: ExtentId, block: u64) -> bool {
-        self.blocks.get(&(extent, block)).is_some_and(Lost::is_certain)
+        self.blocks.get(&(extent, block)).is_some_and(Damage::is_lost)
+    }
+
+    /// A lost block that is still lost when all between two offsets of its extent, of so many bytes, is written anew.
+    pub fn left_in_part(
+        &self,
+        extent: ExtentId,
+        (from, to): (u64, u64),
+        length: u64,
+    ) -> Option<u64> {
+        let ends = [from / BLOCK_BYTES, to.saturating_sub(1) / BLOCK_BYTES];
+        ends.into_iter().find(|block| {
+            let start = block.saturating_mul(BLOCK_BYTES);
+            let is_written = from <= start && start.saturating_add(BLOCK_BYTES).min(length) <= to;
+            !is_written && self.contains(extent, *block)
+        })
+    }
+
+    /// Whether no other member has all that is here of a block, needed or not.
+    pub fn is_nowhere(&self, extent: ExtentId, block: u64) -> bool {
+        self.blocks.get(&(extent, block)).is_some_and(Damage::is_found_nowhere)
     }
 
     /// All such blocks.
-    pub fn all(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.blocks.iter().filter(|(_, lost)| lost.is_certain()).map(|(place, _)| *place)
+    pub fn all_nowhere(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        let all = self.blocks.iter().filter(|(_, damage)| damage.is_found_nowhere());
+        all.map(|(place, _)| *place)
     }
 
-    /// Those of an extent's first `length` bytes.
-    pub fn below(&self, extent: ExtentId, length: u64) -> impl Iterator<Item = u64> {
+    /// The lost ones of an extent's first `length` bytes.
+    pub fn below(&self, extent: ExtentId, length: u64) -> impl Iterator<Item = (ExtentId, u64)> {
         let blocks = self.blocks.range(blocks_below(extent, length));
-        blocks.filter(|(_, lost)| lost.is_certain()).map(|((_, block), _)| *block)
+        blocks.filter(|(_, damage)| damage.is_lost()).map(|(place, _)| *place)
     }
 
-    /// The blocks of which the operator was told, and that may be found yet: other members are asked since, or this
-    /// node was started again. They are not here, whatever is found.
-    pub fn in_question(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.blocks.iter().filter(|(_, lost)| lost.is_in_question()).map(|(place, _)| *place)
+    /// The open blocks: they are not here, whatever is found.
+    pub fn open(&self) -> impl Iterator<Item = (ExtentId, u64)> {
+        self.open.iter().copied()
     }
 
-    /// Whether some of an extent's first `length` bytes are in question.
-    pub fn has_in_question(&self, extent: ExtentId, length: u64) -> bool {
-        self.blocks.range(blocks_below(extent, length)).any(|(_, lost)| lost.is_in_question())
+    /// Whether some of an extent's first `length` bytes are in open blocks.
+    pub fn has_open(&self, extent: ExtentId, length: u64) -> bool {
+        self.open.range(blocks_below(extent, length)).next().is_some()
+    }
+
+    /// Whether it is still to be expected that the disk reads a block. If not, nobody is to wait for it: two who cannot
+    /// read theirs would wait for each other.
+    pub fn may_be_read(&self, extent: ExtentId, block: u64) -> bool {
+        let is_given_up =
+            |damage: &Damage| damage.is_found_nowhere() || damage.waits >= REPAIRS_UNTIL_LOST;
+        !self.blocks.get(&(extent, block)).is_some_and(is_given_up)
     }
 
     /// Whether it is too early to try again.
     pub fn rests(&self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
-        self.blocks.get(&(extent, block)).is_some_and(|lost| now_ms < lost.rests_until_ms)
-    }
-
-    /// It may be whole: somebody did not say that he lacks it.
-    pub fn doubt(&mut self, extent: ExtentId, block: u64) {
-        self.forget(|place| place == (extent, block));
-    }
-
-    /// It is whole.
-    pub fn remove(&mut self, extent: ExtentId, block: u64) {
-        self.remove_where(|place| place == (extent, block));
-    }
-
-    /// Blocks of an extent were written to, and are whole, but for some.
-    pub fn remove_written(&mut self, extent: ExtentId, blocks: Range<u64>, but: &[u64]) {
-        self.remove_where(|(lost, block)| {
-            lost == extent && blocks.contains(&block) && !but.contains(&block)
-        });
-    }
-
-    /// Others may be asked now.
-    pub fn clear(&mut self) {
-        self.forget(|_| true);
-    }
-
-    /// Forgets what is known of blocks, but not of which the operator was told.
-    fn forget(&mut self, is_meant: impl Fn((ExtentId, u64)) -> bool) {
-        self.blocks.retain(|place, lost| {
-            if is_meant(*place) {
-                (lost.repairs, lost.rests_until_ms) = (0, 0);
-            }
-            lost.repairs > 0 || lost.waits > 0 || lost.is_told
-        });
-    }
-
-    fn remove_where(&mut self, is_meant: impl Fn((ExtentId, u64)) -> bool) {
-        let mut is_changed = false;
-        self.blocks.retain(|place, lost| {
-            let stays = !is_meant(*place);
-            is_changed |= !stays && lost.is_told;
-            stays
-        });
-        self.is_changed |= is_changed;
+        self.blocks.get(&(extent, block)).is_some_and(|damage| now_ms < damage.rests_until_ms)
     }
 }
 
@@ -204,10 +268,15 @@ impl LostNote {
         LostNote { file: directory.join(FILE), noted_ms: 0, is_writing: false }
     }
 
-    /// What was noted last. A note that cannot be read costs that some are told of again.
+    /// What was noted last. A note that cannot be read costs that some are told of again, and that those behind the
+    /// last flushed block of their extent are found when they are read.
     pub fn read(&self) -> Vec<LostPlace> {
         let text = files::read(&self.file).unwrap_or_default();
-        parse(&String::from_utf8_lossy(&text)).unwrap_or_default()
+        let places = parse(&String::from_utf8_lossy(&text));
+        if places.is_none() && !text.is_empty() {
+            tracing::warn!(file = %self.file.display(), "the note of lost blocks cannot be read");
+        }
+        places.unwrap_or_default()
     }
 }
 
@@ -264,6 +333,7 @@ impl Disk {
             disk.lost_note.is_writing = false;
             if let Err(error) = noted {
                 tracing::debug!(%error, "lost blocks were not noted");
+                disk.partitions.values_mut().for_each(|partition| partition.lost.is_not_noted());
             }
         });
     }
@@ -298,7 +368,7 @@ mod tests {
         let mut lost = LostBlocks::default();
         lost.wait(EXTENT, 9);
         assert!(lost.may_be_read(EXTENT, 9));
-        lost.clear();
+        lost.doubt_all();
         lost.wait(EXTENT, 9);
         assert!(!lost.may_be_read(EXTENT, 9) && lost.may_be_read(EXTENT, 8));
         assert!(!lost.contains(EXTENT, 9), "others may have it");
@@ -328,7 +398,7 @@ mod tests {
         let mut lost = LostBlocks::default();
         lost.add(EXTENT, 9, 0);
         assert!(lost.add(EXTENT, 9, 1_000) && lost.tell(EXTENT, 9) && lost.take_changed());
-        lost.clear();
+        lost.doubt_all();
         assert!(!lost.contains(EXTENT, 9) && !lost.rests(EXTENT, 9, 1_000));
         lost.add(EXTENT, 9, 2_000);
         lost.doubt(EXTENT, 9);
@@ -356,6 +426,66 @@ mod tests {
         for block in 0..=BLOCKS_MAX as u64 {
             lost.add(EXTENT, block, 0);
         }
-        assert_eq!(lost.blocks.len(), BLOCKS_MAX);
+        assert_eq!(lost.open().count(), BLOCKS_MAX);
+        lost.add(EXTENT, 0, 1_000);
+        assert!(lost.contains(EXTENT, 0), "what is known is not forgotten for what comes");
+    }
+
+    #[test]
+    fn a_damaged_block_is_open_until_it_is_whole_or_lost() {
+        let mut lost = LostBlocks::default();
+        let is_open = |lost: &LostBlocks| {
+            let (here, before) = (lost.has_open(EXTENT, 40_000), lost.has_open(EXTENT, 36_864));
+            assert!(!before && lost.open().eq(here.then_some((EXTENT, 9))));
+            here
+        };
+        lost.find(EXTENT, 9);
+        assert!(is_open(&lost));
+        lost.add(EXTENT, 9, 0);
+        assert!(is_open(&lost));
+        lost.find(EXTENT, 9);
+        assert!(
+            lost.add(EXTENT, 9, 1_000) && !is_open(&lost),
+            "found twice, and looked for in between"
+        );
+        assert_eq!(lost.below(EXTENT, 40_000).collect::<Vec<_>>(), [(EXTENT, 9)]);
+        lost.doubt_all();
+        assert!(is_open(&lost));
+        lost.doubt(EXTENT, 8);
+        lost.remove(EXTENT, 9);
+        assert!(!is_open(&lost));
+    }
+
+    #[test]
+    fn a_lost_block_is_whole_again_when_all_of_it_is_written() {
+        let mut lost = LostBlocks::default();
+        assert!(!lost.add(EXTENT, 9, 0) && lost.add(EXTENT, 9, 1_000));
+        let start = 9 * BLOCK_BYTES;
+        let end = start + BLOCK_BYTES;
+        for (range, length, left) in [
+            ((start, end), end * 2, None),
+            ((start - 1, end + 1), end * 2, None),
+            ((start, start + 100), start + 100, None),
+            ((start, start + 100), start + 101, Some(9)),
+            ((start + 1, end), end, Some(9)),
+            ((0, start + 1), end, Some(9)),
+            ((end - 1, end * 2), end * 2, Some(9)),
+            ((0, start), end, None),
+            ((end, end * 2), end * 2, None),
+        ] {
+            assert_eq!(lost.left_in_part(EXTENT, range, length), left, "{range:?} of {length}");
+        }
+    }
+
+    #[test]
+    fn what_the_primary_cuts_is_not_lost_and_nobody_waits_for_its_disk() {
+        let mut lost = LostBlocks::default();
+        for now in [0, 1_000, 2_000] {
+            assert!(!lost.rests(EXTENT, 9, now));
+            lost.add_needless(EXTENT, 9, now);
+        }
+        assert!(!lost.contains(EXTENT, 9) && lost.has_open(EXTENT, 40_000));
+        assert!(!lost.may_be_read(EXTENT, 9));
+        assert!(lost.add(EXTENT, 9, 3_000), "nobody ends before it any more");
     }
 }

@@ -312,7 +312,7 @@ impl Disk {
         let ids_next = state.ids_until;
         let mut partition = Partition::new(node, store, state, ids_next, &self.shared.config);
         if broken.is_none() {
-            partition.left = report.damaged_blocks().collect();
+            report.damaged_blocks().for_each(|(extent, block)| partition.lost.find(extent, block));
         }
         partition.broken = broken;
         partition.licence = Licence::of_found(now_ms());

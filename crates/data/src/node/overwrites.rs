@@ -73,7 +73,13 @@ impl Disk {
             // writes here would be in no file.
             return Err(DataError::NoExtent);
         }
-        match partition.store.states(&[it.extent]).first() {
+        let states = partition.store.states(&[it.extent]);
+        let length = states.first().map_or(0, |state| state.length);
+        if let Some(block) = partition.lost.left_in_part(it.extent, (it.offset, end), length) {
+            // What is written there could never be read.
+            return Err(DataError::Corrupt { block });
+        }
+        match states.first() {
             Some(state) if end <= state.committed => Ok(()),
             // Sealed means that its length was decided for all; the commit offset on the disk is
             // a hint, and may be of an earlier time.

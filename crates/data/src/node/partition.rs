@@ -19,7 +19,7 @@ use crate::store::ExtentStore;
 use super::fill::Fill;
 use super::handed::Handed;
 use super::licence::Licence;
-use super::lost::{LostBlocks, blocks_below};
+use super::lost::LostBlocks;
 use super::state::PartitionState;
 use super::workers::Continuation;
 
@@ -187,11 +187,8 @@ pub(crate) struct Partition {
     pub fetches: Rc<()>,
     /// Unpublished bytes that are asked about.
     pub offers: Offers,
-    /// Damaged blocks that no member had whole.
+    /// Damaged blocks, and which of them no member has.
     pub lost: LostBlocks,
-    /// Blocks that the start found damaged, or that a snapshot could not bring, and that are not yet known to be lost: this
-    /// replica does not have them.
-    pub left: BTreeSet<(ExtentId, u64)>,
     /// Bytes allocated, as last counted.
     pub allocated_bytes: u64,
 }
@@ -200,16 +197,15 @@ pub(crate) struct Partition {
 const REPEATING_MAX_MS: u64 = 15_000;
 
 impl Partition {
-    /// Whether blocks are missing here of an extent's first `length` bytes, and it is not known whether others have
-    /// them.
-    pub fn lacks_blocks(&self, extent: ExtentId, length: u64) -> bool {
-        self.left.range(blocks_below(extent, length)).next().is_some()
-            || self.lost.has_in_question(extent, length)
+    /// Whether this replica can say of extents' first bytes that it has them, but for those that are lost: not while it is
+    /// to find out whether others have a block that is damaged here.
+    pub fn may_be_flushed(&self, extents: &[(ExtentId, u64)]) -> bool {
+        !extents.iter().any(|(extent, length)| self.lost.has_open(*extent, *length))
     }
 
-    /// Blocks that are missing here, and that others may have.
-    pub fn missing(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.left.iter().copied().chain(self.lost.in_question())
+    /// The blocks of extents' first bytes that no member has.
+    pub fn lost_of(&self, extents: &[(ExtentId, u64)]) -> Vec<(ExtentId, u64)> {
+        extents.iter().flat_map(|(extent, length)| self.lost.below(*extent, *length)).collect()
     }
 
     /// Has the next alignment look at an extent, if this node orders it. One that broke as this node

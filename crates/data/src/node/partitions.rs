@@ -109,7 +109,6 @@ impl Partition {
             filling: BTreeMap::new(),
             repairing: BTreeSet::new(),
             lost: LostBlocks::default(),
-            left: BTreeSet::new(),
             fetches: Rc::default(),
             offers: Offers::default(),
             allocated_bytes: 0,

@@ -190,7 +190,7 @@ impl Run {
     async fn is_lost_here(&self, extent: ExtentId, block: u64) -> bool {
         let id = self.filling.partition;
         let look = move |disk: &mut Disk| {
-            let lost = disk.partitions.get(&id)?.lost.contains(extent, block);
+            let lost = disk.partitions.get(&id)?.lost.is_nowhere(extent, block);
             if !lost {
                 disk.repair_block(id, extent, block);
             }

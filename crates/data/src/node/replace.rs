@@ -21,7 +21,8 @@ use super::readable::promised;
 enum Repaired {
     /// The block can be read.
     Whole,
-    /// Nobody else has it, and nobody was promised it: the extent ends before it.
+    /// Nobody else has all of it, and nobody needs it: the extent ends before it, or others have as much of it as there
+    /// is to be.
     Needless,
 }
 
@@ -136,7 +137,9 @@ impl Filling {
                 Err(DataError::Corrupt { .. }) => {}
                 settled => return settled.map(|()| Repaired::Whole),
             }
-            if self.is_behind_an_end(extent, block, sources).await? {
+            if self.is_behind_an_end(extent, block, sources).await?
+                || self.is_had_in_part(extent, block, sources).await?
+            {
                 return Ok(Repaired::Needless);
             }
         }
@@ -172,6 +175,30 @@ impl Filling {
             acknowledged = acknowledged.max(promised(&state));
         }
         Ok(is_behind && acknowledged <= offset)
+    }
+
+    /// Whether a member has the beginning of a block whole, and ends within it: that is all there is to be of it, and
+    /// the primary cuts the rest here ([`super::readable`]).
+    async fn is_had_in_part(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        members: &[NodeId],
+    ) -> Result<bool, DataError> {
+        let (offset, length) = self.held_of(extent, block).await?;
+        for member in members {
+            match self.fetch(extent, offset, length, *member, 0).await {
+                Ok(_) => return Ok(true),
+                Err(
+                    DataError::Corrupt { .. }
+                    | DataError::Doubtful { .. }
+                    | DataError::NotHere
+                    | DataError::NoExtent,
+                ) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     /// By a member that has all of the block that is here: of a part of it there is no checksum.
@@ -228,13 +255,21 @@ impl Filling {
 
     /// Whether a block can be read; one that is no more needs no repair.
     async fn is_whole(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
-        let verify = move |store: &ExtentStore| match store.verify(extent, block, 1) {
-            // Of one that is freed, the next one was looked at.
-            Ok(found) => Ok(!found.damaged.contains(&block)),
-            Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
-            Err(error) => Err(error),
-        };
-        self.on_extent(extent, verify).await
+        self.on_extent(extent, move |store| is_whole(store, extent, block)).await
+    }
+}
+
+/// Whether a block can be read, or is none any more.
+pub(super) fn is_whole(
+    store: &ExtentStore,
+    extent: ExtentId,
+    block: u64,
+) -> Result<bool, StoreError> {
+    match store.verify(extent, block, 1) {
+        // Of one that is freed, the next one was looked at.
+        Ok(found) => Ok(!found.damaged.contains(&block)),
+        Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
+        Err(error) => Err(error),
     }
 }
 
@@ -256,9 +291,10 @@ pub(super) fn replace_chunk(
 
 impl Disk {
     /// Repairs a block that was found damaged. False if so many are being repaired that this one has
-    /// to be found again.
+    /// to wait for its turn.
     pub fn repair_block(&mut self, id: PartitionId, extent: ExtentId, block: u64) -> bool {
         let Some(partition) = self.partitions.get_mut(&id) else { return true };
+        partition.lost.find(extent, block);
         if partition.repairing.contains(&(extent, block))
             || partition.lost.rests(extent, block, clock::now_ms())
         {
@@ -281,16 +317,13 @@ impl Disk {
                     Ok(Repaired::Whole) => partition.lost.remove(extent, block),
                     // So that others hear that it is damaged: while a disk might read it yet, they are told to wait.
                     Ok(Repaired::Needless) => {
-                        partition.lost.add(extent, block, clock::now_ms());
+                        partition.lost.add_needless(extent, block, clock::now_ms());
                     }
                     Err(DataError::Doubtful { .. }) => {
                         is_found_lost = partition.lost.add(extent, block, clock::now_ms());
                     }
                     Err(DataError::Unsettled { .. }) => partition.lost.wait(extent, block),
                     Err(_) => partition.lost.doubt(extent, block),
-                }
-                if found == Ok(Repaired::Whole) || partition.lost.contains(extent, block) {
-                    partition.left.remove(&(extent, block));
                 }
                 if is_found_lost {
                     let bytes = (block.saturating_mul(BLOCK_BYTES), BLOCK_BYTES);
@@ -303,7 +336,7 @@ impl Disk {
                     tracing::info!(partition = %id, %extent, block, ?repaired, "block repaired");
                 }
                 Err(error) => {
-                    tracing::warn!(partition = %id, %extent, block, %error, "block not repaired");
+                    tracing::debug!(partition = %id, %extent, block, %error, "block not repaired yet");
                     tokio::time::sleep(REPAIR_PAUSE).await;
                 }
             }
@@ -317,18 +350,21 @@ impl Disk {
         true
     }
 
-    /// Repairs blocks that a start found damaged, that a snapshot could not bring, or that were lost before, until they
-    /// are whole or lost.
-    pub fn tick_left(&mut self) {
+    /// Repairs blocks that were found damaged until they are whole or lost.
+    pub fn tick_repairs(&mut self) {
         if self.is_fenced() {
             return;
         }
-        let left = |partition: &Partition| {
-            let some = partition.missing().take(REPAIRS_MAX);
-            some.map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
+        let now = clock::now_ms();
+        let open = |partition: &Partition| {
+            let lost = &partition.lost;
+            let due = lost.open().filter(|(extent, block)| !lost.rests(*extent, *block, now));
+            let due = due.filter(|place| !partition.repairing.contains(place));
+            let free = REPAIRS_MAX.saturating_sub(partition.repairing.len());
+            due.take(free).map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
         };
-        let left: Vec<_> = self.partitions.values().flat_map(left).collect();
-        for (id, extent, block) in left {
+        let due: Vec<_> = self.partitions.values().flat_map(open).collect();
+        for (id, extent, block) in due {
             self.repair_block(id, extent, block);
         }
     }

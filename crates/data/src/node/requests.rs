@@ -19,6 +19,7 @@ use super::access::partition_of;
 use super::disk::{Disk, DiskEvent, Incoming};
 use super::metrics::Metrics;
 use super::partition::answer;
+use super::replace::is_whole;
 
 /// Extents in one flush request, at most.
 const FLUSH_EXTENTS_MAX: usize = 65_536;
@@ -108,43 +109,43 @@ impl Disk {
         extents: Vec<(ExtentId, u64)>,
         reply: Reply,
     ) {
-        let checked = self.partition(id).and_then(|partition| {
-            partition.check_epoch(epoch)?;
-            if extents.len() > FLUSH_EXTENTS_MAX {
-                return Err(DataError::Invalid);
-            }
-            // What one disk has is not safe, whoever took it before.
-            if partition.configuration.members.len() < 2 {
-                return Err(DataError::ReadOnly);
-            }
-            if extents.iter().any(|(extent, at_least)| partition.lacks_blocks(*extent, *at_least)) {
-                return Err(DataError::Busy);
-            }
-            Ok((Arc::clone(&partition.store), partition.state.relaxed))
-        });
-        let store = match checked {
-            Ok((store, true)) => {
-                // What was appended was written before it was acknowledged.
-                let held = store.check_held(&extents).and_then(|()| none_removed(&store, &extents));
-                let held = held.map_err(|error| self.not_flushed(id, &store, &extents, error));
-                return answer(
-                    reply,
-                    held.map(|()| self.but_lost(id, &extents, DataAnswer::InMemory)),
-                );
-            }
-            Ok((store, false)) => store,
-            Err(error) => return answer(reply, Err(error)),
-        };
+        // Each of them once: of each all that is lost is told.
+        let is_sorted = extents.is_sorted_by(|(one, _), (next, _)| one < next);
+        if !is_sorted || extents.len() > FLUSH_EXTENTS_MAX {
+            return answer(reply, Err(DataError::Invalid));
+        }
+        if let Err(error) = self.check_flush(id, epoch, &extents) {
+            return answer(reply, Err(error));
+        }
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let (store, relaxed) = (Arc::clone(&partition.store), partition.state.relaxed);
+        let lost = partition.lost_of(&extents);
+        if relaxed && lost.is_empty() {
+            // What was appended was written before it was acknowledged.
+            let held = store.check_held(&extents).and_then(|()| none_removed(&store, &extents));
+            let held = held.map_err(|error| self.not_flushed(id, &store, &extents, error));
+            return answer(reply, held.map(|()| DataAnswer::InMemory));
+        }
         self.workers.slow(
             move || {
                 let started = Instant::now();
-                let result = store.flush(&extents).and_then(|()| none_removed(&store, &extents));
+                let held = if relaxed { store.check_held(&extents) } else { store.flush(&extents) };
+                let result = held.and_then(|()| none_removed(&store, &extents));
                 Metrics::get().flush_seconds.observe(started.elapsed().as_secs_f64());
-                (store, extents, reply, result)
+                // It may have come with other bytes since.
+                let is_back = |&(extent, block): &(ExtentId, u64)| {
+                    is_whole(&store, extent, block).unwrap_or(false)
+                };
+                let back: Vec<_> = lost.into_iter().filter(is_back).collect();
+                (store, extents, reply, result, back)
             },
-            move |disk, (store, extents, reply, result)| {
+            move |disk, (store, extents, reply, result, back)| {
+                let whole = if relaxed { DataAnswer::InMemory } else { DataAnswer::Done };
                 let result = match result {
-                    Ok(()) => Ok(disk.but_lost(id, &extents, DataAnswer::Done)),
+                    // What is lost may have been looked for anew since.
+                    Ok(()) => disk
+                        .check_flush(id, epoch, &extents)
+                        .map(|()| disk.but_lost(id, &extents, &back, whole)),
                     Err(error) => Err(disk.not_flushed(id, &store, &extents, error)),
                 };
                 answer(reply, result);
@@ -152,20 +153,34 @@ impl Disk {
         );
     }
 
+    /// Whether a flush may be answered now.
+    fn check_flush(
+        &mut self,
+        id: PartitionId,
+        epoch: Epoch,
+        extents: &[(ExtentId, u64)],
+    ) -> Result<(), DataError> {
+        let partition = self.partition(id)?;
+        partition.check_epoch(epoch)?;
+        // What one disk has is not safe, whoever took it before.
+        if partition.configuration.members.len() < 2 {
+            return Err(DataError::ReadOnly);
+        }
+        if partition.may_be_flushed(extents) { Ok(()) } else { Err(DataError::Busy) }
+    }
+
     /// What to say of a flush: as well which blocks no member has. They may be of other files than the one that is
     /// synced, or have been synced before: who asks knows.
     fn but_lost(
-        &self,
+        &mut self,
         id: PartitionId,
         extents: &[(ExtentId, u64)],
+        back: &[(ExtentId, u64)],
         whole: DataAnswer,
     ) -> DataAnswer {
-        let Some(partition) = self.partitions.get(&id) else { return whole };
-        let of_one = |(extent, length): &(ExtentId, u64)| {
-            let extent = *extent;
-            partition.lost.below(extent, *length).map(move |block| (extent, block))
-        };
-        let lost: Vec<(ExtentId, u64)> = extents.iter().flat_map(of_one).collect();
+        let Some(partition) = self.partitions.get_mut(&id) else { return whole };
+        back.iter().for_each(|(extent, block)| partition.lost.remove(*extent, *block));
+        let lost = partition.lost_of(extents);
         let in_memory = whole == DataAnswer::InMemory;
         if lost.is_empty() { whole } else { DataAnswer::DoneBut { lost, in_memory } }
     }
@@ -197,7 +212,7 @@ impl Disk {
         match self.partition(id) {
             Ok(partition) => {
                 let store = Arc::clone(&partition.store);
-                let lost = partition.lost.all().collect();
+                let lost = partition.lost.all_nowhere().collect();
                 self.workers.free(
                     move || {
                         let mut headers = HeaderBlocks { lost, damaged: Vec::new() };

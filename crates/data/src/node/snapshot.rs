@@ -60,7 +60,7 @@ impl Disk {
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         // Damaged here, whether or not the rest was copied.
-        partition.left.extend(left);
+        left.into_iter().for_each(|(extent, block)| partition.lost.find_anew(extent, block));
         let configuration = match copied {
             Ok(configuration) => configuration,
             Err(error) => {

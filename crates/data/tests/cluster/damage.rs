@@ -254,7 +254,11 @@ fn an_end_that_one_member_alone_has_and_that_rotted_is_cut() {
 }
 
 /// An extent, and what the files of 2 and 3 held when it had so many bytes.
-async fn grown(cluster: &nodes::Cluster, bytes: &[u8], early: usize) -> (ExtentId, [Vec<u8>; 2]) {
+pub async fn grown(
+    cluster: &nodes::Cluster,
+    bytes: &[u8],
+    early: usize,
+) -> (ExtentId, [Vec<u8>; 2]) {
     let new = AppendTarget::New { token: 1 };
     let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes[..early]).await;
     let before = [2, 3].map(|node| std::fs::read(cluster.extent_file(node, extent)).unwrap());
@@ -264,7 +268,7 @@ async fn grown(cluster: &nodes::Cluster, bytes: &[u8], early: usize) -> (ExtentI
 }
 
 /// As if power had taken what came since.
-fn put_back(cluster: &nodes::Cluster, extent: ExtentId, before: [Vec<u8>; 2]) {
+pub fn put_back(cluster: &nodes::Cluster, extent: ExtentId, before: [Vec<u8>; 2]) {
     for (node, before) in [2, 3].into_iter().zip(before) {
         std::fs::write(cluster.extent_file(node, extent), before).unwrap();
     }

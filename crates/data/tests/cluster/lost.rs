@@ -11,6 +11,7 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
+use crate::damage::{grown, put_back};
 use crate::nodes::{self, Cluster, PARTITION, configuration, pattern};
 use crate::run;
 
@@ -123,6 +124,63 @@ fn a_flush_says_which_blocks_are_lost() {
             cluster.start_node_without_scrub(node).await;
         }
         flushes_but_for(cluster, 2, extent, 12).await;
+    });
+}
+
+/// Found by a reader: what had come back with other bytes of its extent, and not by its own repair, was called lost at
+/// the next fsync, and cut from its file.
+#[test]
+fn a_flush_looks_whether_what_was_lost_is_back() {
+    run(async |cluster| {
+        let extent = rotten_everywhere(cluster).await;
+        flushes_but_for(cluster, 1, extent, 12).await;
+        for node in ALL {
+            cluster.rot_extent(node, extent, 50_000);
+        }
+        let answers = flush(cluster, 1, extent, 300_000).await;
+        assert!(answers.iter().all(|answer| *answer == Ok(DataAnswer::Done)), "{answers:?}");
+    });
+}
+
+/// Found by a reader: the others had as much of a block as there was to be of it, and the one that had had more, and
+/// of which it rotted, called it lost; or said that it had flushed it, while it was being looked for.
+#[test]
+fn a_block_of_which_others_have_all_that_is_needed_is_not_lost() {
+    run(async |cluster| {
+        let bytes = pattern(1, 53_000);
+        let (extent, before) = grown(cluster, &bytes, 50_000).await;
+        cluster.kill_nodes(&ALL).await;
+        put_back(cluster, extent, before);
+        cluster.rot_extent(1, extent, 49_300);
+        for node in ALL {
+            cluster.start_node(node).await;
+        }
+        nodes::until("all have the first bytes", async || {
+            let answers = flush(cluster, 1, extent, 50_000).await;
+            let is_lost = |answer| matches!(answer, &Ok(DataAnswer::DoneBut { .. }));
+            assert!(!answers.iter().any(is_lost), "{answers:?}");
+            answers.iter().all(|answer| *answer == Ok(DataAnswer::Done)).then_some(())
+        })
+        .await;
+        for node in ALL {
+            let read = cluster.read(node, extent, 0..50_000, false).await;
+            assert!(read.as_deref() == Ok(&bytes[..50_000]), "{node}: {:?}", read.err());
+        }
+    });
+}
+
+/// Found by a reader: what was written into a lost block was acknowledged, and then as unreadable as the rest of it.
+#[test]
+fn a_part_of_a_lost_block_is_not_overwritten() {
+    run(async |cluster| {
+        let extent = rotten_everywhere(cluster).await;
+        let leader = cluster.leader(&ALL).await;
+        let part = cluster.try_overwrite(&ALL, 1, extent, 50_000, &pattern(3, 100)).await;
+        assert_eq!(part, Err(DataError::Corrupt { block: 12 }));
+        let block = pattern(4, 4096);
+        cluster.overwrite(&ALL, 1, extent, 49_152, &block).await;
+        let read = cluster.read(leader, extent, 49_152..53_248, true).await;
+        assert!(read.as_deref() == Ok(&block[..]), "{:?}", read.err());
     });
 }
 

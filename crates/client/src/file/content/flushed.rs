@@ -17,9 +17,10 @@ impl Content {
         segment.flushed || is_on_disk(&self.flushed, segment)
     }
 
-    /// Whether a block that no disk has holds bytes of the file that were never flushed.
-    pub(crate) fn may_have_lost(&self, block: Column) -> bool {
-        self.segments.iter().any(|s| overlaps(s, block, BLOCK_BYTES) && !self.has_flushed(s))
+    /// Where a block of an extent holds bytes of the file that were never flushed, and how many.
+    pub(crate) fn unflushed_in(&self, block: Column) -> Vec<(Column, u32)> {
+        let unflushed = self.segments.iter().filter(|segment| !self.has_flushed(segment));
+        unflushed.filter_map(|segment| common(segment, block, BLOCK_BYTES)).collect()
     }
 
     /// Whether the file counts on these bytes to be on disk.
@@ -41,14 +42,25 @@ impl Content {
         partitions
     }
 
-    /// All members have these on disk. Gives what the servers do not know of it.
-    pub(crate) fn flushed(&mut self, extents: BTreeMap<PartitionId, Extents>) -> Vec<Segment> {
+    /// All members have these on disk, but for lost blocks. Gives what the servers do not know of it.
+    pub(crate) fn flushed(
+        &mut self,
+        extents: BTreeMap<PartitionId, Extents>,
+        lost: &[Column],
+    ) -> Vec<Segment> {
         if extents.is_empty() {
             return Vec::new();
         }
+        // Of these not all bytes are there: what the file is known to have of them, and not what it may come to be known
+        // to have.
+        let mut in_part = BTreeMap::new();
         for (partition, extents) in extents {
             for (extent, length) in extents {
                 let key = (partition, extent);
+                if lost.iter().any(|block| (block.partition, block.extent) == key) {
+                    in_part.insert(key, length);
+                    continue;
+                }
                 if self.unflushed.get(&key).is_some_and(|needed| *needed <= length) {
                     self.unflushed.remove(&key);
                 }
@@ -56,10 +68,16 @@ impl Content {
                 *known = length.max(*known);
             }
         }
-        let news = |s: &&Segment| !s.flushed && is_on_disk(&self.flushed, s);
+        let is_lost = |s: &Segment| lost.iter().any(|b| common(s, *b, BLOCK_BYTES).is_some());
+        let is_there =
+            |s: &Segment| is_on_disk(&self.flushed, s) || (is_on_disk(&in_part, s) && !is_lost(s));
+        let news = |s: &&Segment| !s.flushed && is_there(s);
         let news: Vec<Segment> = self.segments.iter().filter(news).cloned().collect();
         for segment in &news {
             self.segments.overlay(Segment { flushed: true, ..segment.clone() });
+        }
+        if !in_part.is_empty() {
+            self.find_unflushed();
         }
         // What is not published yet will say so itself.
         let is_published = |s: &Segment| self.unpublished.parts(s.offset, s.end()).len() == 1;
@@ -79,11 +97,19 @@ impl Content {
 
 /// Whether a segment has some of these bytes.
 fn overlaps(segment: &Segment, bytes: Column, length: u64) -> bool {
-    segment.column().is_some_and(|its| {
-        (its.partition, its.extent) == (bytes.partition, bytes.extent)
-            && its.offset < bytes.offset.saturating_add(length)
-            && bytes.offset < its.offset + segment.length
-    })
+    common(segment, bytes, length).is_some()
+}
+
+/// Those of these bytes that a segment has.
+fn common(segment: &Segment, bytes: Column, length: u64) -> Option<(Column, u32)> {
+    let its = segment.column()?;
+    if (its.partition, its.extent) != (bytes.partition, bytes.extent) {
+        return None;
+    }
+    let start = its.offset.max(bytes.offset);
+    let end = (its.offset + segment.length).min(bytes.offset.saturating_add(length));
+    let length = end.checked_sub(start).filter(|length| *length > 0)?;
+    Some((Column { offset: start, ..bytes }, u32::try_from(length).unwrap_or(u32::MAX)))
 }
 
 /// Whether all of a segment is below what is flushed of its extent.
