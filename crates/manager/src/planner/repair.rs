@@ -55,7 +55,21 @@ fn is_whole_from_the_start(view: View<'_>, record: &DataRecord, next: &Configura
 /// Whether all members hold the same, and that is not known of all of them.
 fn is_seen_whole(view: View<'_>, record: &DataRecord) -> bool {
     let mut members = record.configuration.members.iter();
-    is_aligned(view, record) && !members.all(|node| view.state.is_whole(record.id, *node))
+    let is_known = members.all(|node| view.state.is_whole(record.id, *node));
+    !is_known && (is_aligned(view, record) || were_aligned_before(view, record))
+}
+
+/// Whether the group has still to take the configuration decided, and its members hold the same in the one before: they
+/// have taken part since then in all that is acknowledged.
+fn were_aligned_before(view: View<'_>, record: &DataRecord) -> bool {
+    let Configuration { epoch, members, .. } = &record.configuration;
+    let precedes = |adopted: &&Configuration| {
+        adopted.epoch.0 + 1 == epoch.0 && members.iter().all(|node| adopted.members.contains(node))
+    };
+    view.loads.adopted(record).filter(precedes).is_some_and(|adopted| {
+        let before = DataRecord { configuration: adopted.clone(), ..record.clone() };
+        is_aligned(view, &before)
+    })
 }
 
 fn count_primaries(view: View<'_>) -> BTreeMap<NodeId, u64> {

@@ -254,3 +254,26 @@ fn who_is_seen_to_have_everything_is_noted_before_the_next_configuration_is_deci
     assert_eq!(world.data_record(4).configuration.epoch, Epoch(4), "104 is to learn");
     assert!(world.log.state.is_whole(partition, NodeId(106)));
 }
+
+/// Simulation, seed 361345: the two that were left had compared what they have when a third one was to learn from them,
+/// and before the group had taken that; one was lost then, and the other, who had everything, could not go on.
+#[test]
+fn who_is_seen_to_have_everything_is_noted_while_the_next_configuration_is_still_to_be_taken() {
+    let mut world = settled();
+    for (members, epoch) in [(&[104, 105][..], 2), (&[105, 106], 3)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    let partition = PartitionId(4);
+    world.stuck.insert(partition);
+    world.pass();
+    assert_eq!(world.data_record(4).configuration.epoch, Epoch(4), "104 is to learn");
+    assert!(!world.log.state.is_whole(partition, NodeId(106)));
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 0;
+    }
+    world.pass();
+    assert!(world.log.state.is_whole(partition, NodeId(106)));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(10_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[106]));
+}
