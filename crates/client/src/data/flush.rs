@@ -102,8 +102,15 @@ impl DataClient {
                     // All of them in one epoch: an answer of an earlier round proves nothing for
                     // the members of a later one.
                     let mut flushed = join_all(calls).await;
-                    // That a member lacks bytes matters less than that another one knows why.
-                    flushed.sort_by_key(|one| !one.as_ref().is_err_and(ends_tries));
+                    // That a member lacks bytes matters less than that another one knows why; and that one is busy, than
+                    // that another one knows that the view is old.
+                    flushed.sort_by_key(|one| {
+                        one.as_ref().err().map_or(2, |trouble| match trouble {
+                            trouble if ends_tries(trouble) => 0,
+                            trouble if trouble.next() != Next::RetrySame => 1,
+                            _ => 2,
+                        })
+                    });
                     all(flushed)
                 }
             };

@@ -71,6 +71,8 @@ impl Disk {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
                         // Whole now, they may rot again.
                         partition.lost.remove_written(extent, blocks, &damaged);
+                        // What the log makes of them may be what others have.
+                        damaged.iter().for_each(|block| partition.lost.find_anew(extent, *block));
                     }
                     disk.entry_applied(id, position, Some(extent), Ok(()));
                     // One that finds no place is found again by who reads it, and by the scrub.

@@ -29,7 +29,10 @@ const NOTE_MS: u64 = 1_000;
 const FILE: &str = "lost";
 /// Pauses between repairs: the first one, and the longest one.
 const PAUSE_MIN_MS: u64 = 500;
-const PAUSE_MAX_MS: u64 = 64_000;
+const PAUSE_MAX_MS: u64 = 8_000;
+/// What was found out about a lost block holds for a flush for so long: with more of them than can be looked for within
+/// that, it is refused.
+const FRESH_MS: u64 = 20_000;
 
 /// A block of an extent.
 type Place = (ExtentId, u64);
@@ -52,6 +55,8 @@ struct Damage {
     is_needless: bool,
     /// Repairs that have found that another member cannot read it either, and may yet.
     waits: u32,
+    /// When the last one ended.
+    found_ms: u64,
     /// Not repaired again before.
     rests_until_ms: u64,
     /// The operator knows.
@@ -94,10 +99,13 @@ impl LostBlocks {
         let mut is_new = false;
         self.change((extent, block), |damage| {
             let was_lost = damage.is_lost();
+            if std::mem::take(&mut damage.is_needless) {
+                damage.repairs = 0;
+            }
             let doublings = damage.repairs.min(16);
             let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << doublings).min(PAUSE_MAX_MS);
             damage.repairs = damage.repairs.saturating_add(1);
-            damage.is_needless = false;
+            damage.found_ms = now_ms;
             damage.rests_until_ms = now_ms.saturating_add(pause_ms);
             is_new = damage.is_lost() && !was_lost;
         });
@@ -125,6 +133,16 @@ impl LostBlocks {
     /// It may be whole elsewhere: somebody did not say that he lacks it.
     pub fn doubt(&mut self, extent: ExtentId, block: u64) {
         if self.blocks.contains_key(&(extent, block)) {
+            self.find_anew(extent, block);
+        }
+    }
+
+    /// Those of an extent's first bytes that were last looked for too long ago may be elsewhere by now.
+    pub fn doubt_old(&mut self, extent: ExtentId, length: u64, now_ms: u64) {
+        let blocks = self.blocks.range(blocks_below(extent, length));
+        let is_old = |damage: &Damage| damage.found_ms.saturating_add(FRESH_MS) < now_ms;
+        let old = blocks.filter(|(_, damage)| damage.is_lost() && is_old(damage));
+        for (extent, block) in old.map(|(place, _)| *place).collect::<Vec<_>>() {
             self.find_anew(extent, block);
         }
     }
@@ -196,7 +214,7 @@ impl LostBlocks {
         self.blocks.get(&(extent, block)).is_some_and(Damage::is_lost)
     }
 
-    /// A lost block that is still lost when all between two offsets of its extent, of so many bytes, is written anew.
+    /// A damaged block that still is when all between two offsets of its extent, of so many bytes, is written anew.
     pub fn left_in_part(
         &self,
         extent: ExtentId,
@@ -207,7 +225,7 @@ impl LostBlocks {
         ends.into_iter().find(|block| {
             let start = block.saturating_mul(BLOCK_BYTES);
             let is_written = from <= start && start.saturating_add(BLOCK_BYTES).min(length) <= to;
-            !is_written && self.contains(extent, *block)
+            !is_written && self.blocks.contains_key(&(extent, *block))
         })
     }
 
@@ -389,8 +407,8 @@ mod tests {
             }
             pauses.push(now - began);
         }
-        assert!(pauses.starts_with(&[500, 1_000, 2_000, 4_000]), "{pauses:?}");
-        assert!(pauses.ends_with(&[64_000, 64_000]), "{pauses:?}");
+        assert!(pauses.starts_with(&[500, 1_000, 2_000, 4_000, 8_000]), "{pauses:?}");
+        assert!(pauses.ends_with(&[8_000, 8_000]), "{pauses:?}");
     }
 
     #[test]
@@ -478,6 +496,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_lost_long_ago_is_looked_for_anew_for_a_flush() {
+        let mut lost = LostBlocks::default();
+        assert!(!lost.add(EXTENT, 9, 0) && lost.add(EXTENT, 9, 1_000));
+        lost.doubt_old(EXTENT, 9 * BLOCK_BYTES, 100_000);
+        lost.doubt_old(EXTENT, 10 * BLOCK_BYTES, 1_000 + FRESH_MS);
+        assert!(lost.contains(EXTENT, 9));
+        lost.doubt_old(EXTENT, 10 * BLOCK_BYTES, 1_001 + FRESH_MS);
+        assert!(!lost.contains(EXTENT, 9) && lost.has_open(EXTENT, 10 * BLOCK_BYTES));
+        assert!(!lost.rests(EXTENT, 9, 1_001 + FRESH_MS));
+    }
+
+    #[test]
     fn what_the_primary_cuts_is_not_lost_and_nobody_waits_for_its_disk() {
         let mut lost = LostBlocks::default();
         for now in [0, 1_000, 2_000] {
@@ -486,6 +516,9 @@ mod tests {
         }
         assert!(!lost.contains(EXTENT, 9) && lost.has_open(EXTENT, 40_000));
         assert!(!lost.may_be_read(EXTENT, 9));
-        assert!(lost.add(EXTENT, 9, 3_000), "nobody ends before it any more");
+        assert!(
+            !lost.add(EXTENT, 9, 3_000) && lost.add(EXTENT, 9, 4_000),
+            "nobody ends before it any more"
+        );
     }
 }

@@ -76,8 +76,9 @@ impl Disk {
         let states = partition.store.states(&[it.extent]);
         let length = states.first().map_or(0, |state| state.length);
         if let Some(block) = partition.lost.left_in_part(it.extent, (it.offset, end), length) {
-            // What is written there could never be read.
-            return Err(DataError::Corrupt { block });
+            // If it is lost, or comes to be, what is written there can never be read.
+            let is_lost = partition.lost.contains(it.extent, block);
+            return Err(if is_lost { DataError::Corrupt { block } } else { DataError::Busy });
         }
         match states.first() {
             Some(state) if end <= state.committed => Ok(()),

@@ -319,6 +319,10 @@ impl Disk {
                     Ok(Repaired::Needless) => {
                         partition.lost.add_needless(extent, block, clock::now_ms());
                     }
+                    // Of this replica's own there may be more in the log.
+                    Err(DataError::Doubtful { .. }) if partition.is_repeating(clock::now_ms()) => {
+                        partition.lost.doubt(extent, block);
+                    }
                     Err(DataError::Doubtful { .. }) => {
                         is_found_lost = partition.lost.add(extent, block, clock::now_ms());
                     }
@@ -332,8 +336,11 @@ impl Disk {
             };
             filling.shared.ask_disk(filling.disk, note).await;
             match repaired {
-                Ok(repaired) => {
-                    tracing::info!(partition = %id, %extent, block, ?repaired, "block repaired");
+                Ok(Repaired::Whole) => {
+                    tracing::info!(partition = %id, %extent, block, "block repaired");
+                }
+                Ok(Repaired::Needless) => {
+                    tracing::debug!(partition = %id, %extent, block, "block not needed");
                 }
                 Err(error) => {
                     tracing::debug!(partition = %id, %extent, block, %error, "block not repaired yet");

@@ -114,6 +114,10 @@ impl Disk {
         if !is_sorted || extents.len() > FLUSH_EXTENTS_MAX {
             return answer(reply, Err(DataError::Invalid));
         }
+        if let Some(partition) = self.partitions.get_mut(&id) {
+            let now = clock::now_ms();
+            extents.iter().for_each(|(id, length)| partition.lost.doubt_old(*id, *length, now));
+        }
         if let Err(error) = self.check_flush(id, epoch, &extents) {
             return answer(reply, Err(error));
         }
@@ -160,6 +164,9 @@ impl Disk {
         epoch: Epoch,
         extents: &[(ExtentId, u64)],
     ) -> Result<(), DataError> {
+        if self.is_fenced() {
+            return Err(DataError::DiskFailed);
+        }
         let partition = self.partition(id)?;
         partition.check_epoch(epoch)?;
         // What one disk has is not safe, whoever took it before.

@@ -142,6 +142,24 @@ fn a_flush_looks_whether_what_was_lost_is_back() {
     });
 }
 
+/// Found by a reader: what one member had called lost, and others had again, was never looked for by it, however often a
+/// client that could read it there asked for its flush.
+#[test]
+fn a_flush_has_looked_for_what_was_lost_some_time_ago() {
+    run(async |cluster| {
+        let extent = rotten_everywhere(cluster).await;
+        flushes_but_for(cluster, 1, extent, 12).await;
+        for node in [2, 3] {
+            cluster.rot_extent(node, extent, 50_000);
+        }
+        nodes::until("all have it", async || {
+            let answers = flush(cluster, 1, extent, 300_000).await;
+            answers.iter().all(|answer| *answer == Ok(DataAnswer::Done)).then_some(())
+        })
+        .await;
+    });
+}
+
 /// Found by a reader: the others had as much of a block as there was to be of it, and the one that had had more, and
 /// of which it rotted, called it lost; or said that it had flushed it, while it was being looked for.
 #[test]
