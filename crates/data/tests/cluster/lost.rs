@@ -148,7 +148,17 @@ fn a_flush_looks_whether_what_was_lost_is_back() {
 fn a_flush_has_looked_for_what_was_lost_some_time_ago() {
     run(async |cluster| {
         let extent = rotten_everywhere(cluster).await;
-        flushes_but_for(cluster, 1, extent, 12).await;
+        nodes::until("it is noted", async || (noted(cluster, extent) == 3).then_some(())).await;
+        cluster.kill_nodes(&ALL).await;
+        for node in ALL {
+            cluster.start_node_without_scrub(node).await;
+        }
+        nodes::until("all say that the block is lost", async || {
+            let answers = flush(cluster, 1, extent, 300_000).await;
+            let is_lost = |answer| matches!(answer, &Ok(DataAnswer::DoneBut { .. }));
+            answers.iter().all(is_lost).then_some(())
+        })
+        .await;
         for node in [2, 3] {
             cluster.rot_extent(node, extent, 50_000);
         }
