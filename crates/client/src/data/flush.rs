@@ -102,15 +102,7 @@ impl DataClient {
                     // All of them in one epoch: an answer of an earlier round proves nothing for
                     // the members of a later one.
                     let mut flushed = join_all(calls).await;
-                    // That a member lacks bytes matters less than that another one knows why; and that one is busy, than
-                    // that another one knows that the view is old.
-                    flushed.sort_by_key(|one| {
-                        one.as_ref().err().map_or(2, |trouble| match trouble {
-                            trouble if ends_tries(trouble) => 0,
-                            trouble if trouble.next() != Next::RetrySame => 1,
-                            _ => 2,
-                        })
-                    });
+                    flushed.sort_by_key(|one| one.as_ref().err().map(hearing));
                     all(flushed)
                 }
             };
@@ -130,8 +122,16 @@ impl DataClient {
     }
 }
 
-fn ends_tries(trouble: &Trouble) -> bool {
-    trouble.answer().is_some_and(is_last_word)
+/// Whose trouble is heard first. That a member lacks bytes matters less than that another one knows why; and that one is
+/// busy, than that another one knows that the view is old.
+fn hearing(trouble: &Trouble) -> u8 {
+    if trouble.answer().is_some_and(is_last_word) {
+        0
+    } else if trouble.next() != Next::RetrySame {
+        1
+    } else {
+        2
+    }
 }
 
 /// Whether another try would have the same answer.

@@ -27,8 +27,8 @@ pub struct Extent {
     pub on_disk: BTreeMap<NodeId, u64>,
     /// Blocks that no member has whole.
     pub torn: BTreeSet<u64>,
-    /// Blocks of which a member believes that.
-    pub believed_torn: BTreeSet<u64>,
+    /// A block of which members believe that, for so many flushes more.
+    pub believed_torn: Option<(u64, u32)>,
 }
 
 impl DataNodes {
@@ -186,17 +186,24 @@ impl DataNodes {
     }
 
     /// Torn blocks below what is flushed.
-    fn lost(&self, partition: PartitionId, extents: &[(ExtentId, u64)]) -> Vec<(ExtentId, u64)> {
-        let torn = |(id, length): &(ExtentId, u64)| {
-            let (id, blocks) = (*id, 0..length.div_ceil(BLOCK_BYTES));
-            let extent = self.extents.get(&(partition, id));
-            extent
-                .into_iter()
-                .flat_map(|it| it.torn.iter().chain(&it.believed_torn))
-                .filter(move |block| blocks.contains(block))
-                .map(move |block| (id, *block))
-        };
-        extents.iter().flat_map(torn).collect()
+    fn lost(
+        &mut self,
+        partition: PartitionId,
+        extents: &[(ExtentId, u64)],
+    ) -> Vec<(ExtentId, u64)> {
+        let mut torn = Vec::new();
+        for (id, length) in extents {
+            let Some(extent) = self.extents.get_mut(&(partition, *id)) else { continue };
+            let below = ..length.div_ceil(BLOCK_BYTES);
+            torn.extend(extent.torn.range(below).map(|block| (*id, *block)));
+            if let Some((block, flushes)) = extent.believed_torn.take()
+                && flushes > 0
+            {
+                torn.push((*id, block));
+                extent.believed_torn = Some((block, flushes - 1));
+            }
+        }
+        torn
     }
 
     fn flush(

@@ -253,6 +253,35 @@ async fn what_is_written_into_a_lost_block_goes_elsewhere() {
     goes_elsewhere(DataError::Corrupt { block: 30 }).await;
 }
 
+/// Found by a reader: a member whose disk had failed said that it was busy, and those that went on without it, that the view
+/// is old. The view was renewed ten seconds later, when it would have been anyway.
+#[tokio::test(start_paused = true)]
+async fn an_fsync_hears_who_knows_a_newer_view_before_who_is_busy() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    {
+        let mut state = cluster.lock();
+        state.view.version += 1;
+        for partition in &mut state.view.data {
+            partition.epoch = Epoch(2);
+            partition.members.retain(|node| *node != DATA[0]);
+            partition.primary = DATA[1];
+        }
+    }
+    cluster.rule(|call| match call {
+        Call::Data(node, DataRequest::Flush { .. }) if *node == DATA[0] => {
+            Some(Fault::Data(DataError::Busy))
+        }
+        _ => None,
+    });
+    let started = Instant::now();
+    client.fsync(opened.handle, false).await.unwrap();
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+}
+
 /// Of what is refused over old bytes.
 async fn goes_elsewhere(refusal: DataError) {
     let cluster = Cluster::new();

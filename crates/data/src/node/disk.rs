@@ -92,7 +92,7 @@ pub(crate) struct Disk {
     /// Reading everything again.
     pub scrubbing: super::scrubbing::Scrubbing,
     /// Which lost blocks the operator was told of, on disk.
-    pub lost_note: super::lost::LostNote,
+    pub lost_note: super::lost_note::LostNote,
     /// When the clock last ticked here: a gap means that the process was stopped.
     pub ticked_ms: u64,
     /// Replicas whose state was damaged when the node started. They take no part; the manager brings a

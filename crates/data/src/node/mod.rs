@@ -13,7 +13,7 @@ mod apply;
 mod configure;
 #[cfg(any(test, feature = "decoders"))]
 pub(crate) mod decoding {
-    pub(crate) use super::lost::{parse as parse_lost, text_of as text_of_lost};
+    pub(crate) use super::lost_note::{parse as parse_lost, text_of as text_of_lost};
     pub(crate) use super::open::Label;
     pub(crate) use super::scrubbing::{parse as parse_place, text_of as text_of_place};
     pub(crate) use super::state::PartitionState;
@@ -30,6 +30,7 @@ mod held;
 mod leave;
 mod licence;
 mod lost;
+mod lost_note;
 mod metrics;
 mod offering;
 mod open;

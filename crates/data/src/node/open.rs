@@ -27,7 +27,7 @@ use crate::store::{ExtentStore, RecoveryReport, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
 use super::licence::Licence;
-use super::lost::LostNote;
+use super::lost_note::LostNote;
 use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
