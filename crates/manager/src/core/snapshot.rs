@@ -3,11 +3,14 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 6; before, the last field of the state was missing (5), the one before that as well (4),
-//!             and the one before these was another one (3) or missing too (2)
-//!      8    4 CRC32C of what follows
+//!      4    4 format: 7; before, the checksum was of the state alone (6), the last field of the state was missing
+//!             (5), the one before that as well (4), and the one before these was another one (3) or missing too (2)
+//!      8    4 CRC32C of all else
 //!     12    . the state (postcard)
 //! ```
+//!
+//! The checksum says what a format is worth that this program does not know: with a flipped bit in it the bytes are
+//! damaged, and not a newer program's.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,8 +25,10 @@ use super::task::Task;
 use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 6;
-/// Without `replaced`.
+const FORMAT: u32 = 7;
+/// With a checksum that leaves the header out.
+const FORMAT_WITH_BARE_HEADER: u32 = 6;
+/// Without `replaced` as well.
 const FORMAT_WITHOUT_REPLACED: u32 = 5;
 /// Without `lives` as well.
 const FORMAT_WITHOUT_LIVES: u32 = 4;
@@ -85,12 +90,9 @@ impl State {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let body = milpa_wire::encode(self);
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + body.len());
-        bytes.extend_from_slice(&MAGIC);
-        bytes.extend_from_slice(&FORMAT.to_le_bytes());
-        bytes.extend_from_slice(&crc32c(&body).to_le_bytes());
-        bytes.extend_from_slice(&body);
-        bytes
+        let head = [MAGIC, FORMAT.to_le_bytes()].concat();
+        let checksum = crc32c(&[&head[..], &body].concat());
+        [&head[..], &checksum.to_le_bytes(), &body].concat()
     }
 
     /// Reads what [`State::encode`] wrote.
@@ -108,16 +110,15 @@ impl State {
             return Err(malformed());
         }
         let found = u32::from_le_bytes(*format);
-        match found.cmp(&FORMAT) {
-            std::cmp::Ordering::Less if found >= FORMAT_WITHOUT_WHOLE => {}
-            std::cmp::Ordering::Less => return Err(SnapshotError::Older { found }),
-            std::cmp::Ordering::Greater => return Err(SnapshotError::Newer { found }),
-            std::cmp::Ordering::Equal => {}
-        }
-        if u32::from_le_bytes(*checksum) != crc32c(body) {
+        let covered = match found {
+            ..=FORMAT_WITH_BARE_HEADER => crc32c(body),
+            _ => crc32c(&[&magic[..], format, body].concat()),
+        };
+        if u32::from_le_bytes(*checksum) != covered {
             return Err(SnapshotError::Damaged);
         }
         let state = match found {
+            ..FORMAT_WITHOUT_WHOLE => return Err(SnapshotError::Older { found }),
             FORMAT_WITHOUT_WHOLE => milpa_wire::decode(body)
                 .and_then(|fields| from_older(&(fields, Whole::new(), Lives::new()))),
             FORMAT_WITH_EPOCHS => {
@@ -128,7 +129,8 @@ impl State {
             FORMAT_WITHOUT_REPLACED => {
                 milpa_wire::decode(body).and_then(|older| from_older(&older))
             }
-            _ => milpa_wire::decode(body),
+            FORMAT_WITH_BARE_HEADER | FORMAT => milpa_wire::decode(body),
+            _ => return Err(SnapshotError::Newer { found }),
         };
         state.map_err(|_| malformed())
     }

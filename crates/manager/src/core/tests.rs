@@ -5,6 +5,7 @@ use milpa_types::{
     VolumeId, VolumeOptions,
 };
 use milpa_wire::data::Configuration;
+use milpa_wire::frame::crc32c;
 use proptest::prelude::*;
 
 use super::*;
@@ -362,14 +363,20 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
     log.volume("home", 3, 6);
     let bytes = log.state.encode();
     assert_eq!(State::decode(&bytes).as_ref(), Ok(&log.state));
-    let mut flipped = bytes.clone();
-    *flipped.last_mut().unwrap() ^= 1;
-    assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged));
-    let mut newer = bytes.clone();
-    newer[4] = 7;
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 7 }));
-    newer[4] = 1;
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Older { found: 1 }));
+    // Seed 378645: a flipped bit of the format passed for a newer program's state, and the manager never started again.
+    for bit in 32..8 * bytes.len() {
+        let mut flipped = bytes.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged), "bit {bit}");
+    }
+    let of_format = |format: u32, covered: &[&[u8]]| {
+        let head = [*b"MLMS", format.to_le_bytes(), crc32c(&covered.concat()).to_le_bytes()];
+        [&head.concat(), &bytes[12..]].concat()
+    };
+    let newer = of_format(8, &[b"MLMS", &[8, 0, 0, 0], &bytes[12..]]);
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 8 }));
+    let older = of_format(1, &[&bytes[12..]]);
+    assert_eq!(State::decode(&older), Err(SnapshotError::Older { found: 1 }));
     assert!(matches!(State::decode(&bytes[..11]), Err(SnapshotError::Malformed { .. })));
     assert!(matches!(State::decode(b"something else"), Err(SnapshotError::Malformed { .. })));
 }

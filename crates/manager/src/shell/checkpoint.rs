@@ -1,8 +1,9 @@
 //! The state on disk, as of some log index. The Raft log is the truth; losing a checkpoint that
 //! was never confirmed costs a longer replay and nothing else.
 //!
-//! One redb file with one table: `state` holds [`State::encode`], `descriptor` the Raft position and
-//! configuration there (postcard of [`SnapshotDescriptor`]). Both change in one transaction.
+//! One redb file with one table: `state` holds [`State::encode`], `descriptor-2` the Raft position and configuration
+//! there (CRC32C, little-endian, and postcard of [`SnapshotDescriptor`]; before, `descriptor` without the checksum).
+//! Both change in one transaction.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use milpa_host::disk::{self, File, Open};
 use milpa_host::telemetry::with_sources;
 use milpa_raft::SnapshotDescriptor;
+use milpa_wire::frame::crc32c;
 use redb::{Database, ReadableDatabase, StorageBackend, TableDefinition};
 
 use crate::core::{SnapshotError, State};
@@ -22,12 +24,14 @@ pub(super) const FILE: &str = "state.redb";
 /// The file until it is whole.
 const NEW_FILE: &str = "state.redb.new";
 const STATE_KEY: &str = "state";
-const DESCRIPTOR_KEY: &str = "descriptor";
+const DESCRIPTOR_KEY: &str = "descriptor-2";
+/// Where it stood, without a checksum.
+const BARE_DESCRIPTOR_KEY: &str = "descriptor";
 /// Bytes that the file grows by in one write.
 const GROW_BYTES: usize = 256 << 10;
 
-/// State and descriptor, as far as they are there.
-type Values = (Option<Vec<u8>>, Option<Vec<u8>>);
+/// State and descriptor, as far as they are there and are what was written.
+type Values = (Option<Vec<u8>>, Option<SnapshotDescriptor>);
 
 /// Why the checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -324,7 +328,10 @@ fn write(
     {
         let mut table = transaction.open_table(TABLE)?;
         table.insert(STATE_KEY, state)?;
-        table.insert(DESCRIPTOR_KEY, milpa_wire::encode(descriptor).as_slice())?;
+        let descriptor = milpa_wire::encode(descriptor);
+        let checksum = crc32c(&descriptor).to_le_bytes();
+        table.insert(DESCRIPTOR_KEY, [&checksum[..], &descriptor].concat().as_slice())?;
+        table.remove(BARE_DESCRIPTOR_KEY)?;
     }
     transaction.commit()?;
     Ok(())
@@ -332,9 +339,19 @@ fn write(
 
 /// Where the checkpoint stands; `None` if there is none, or it says nothing that can be read.
 fn saved_index(database: &Database) -> Result<Option<u64>, redb::Error> {
-    let decode = |bytes: Vec<u8>| milpa_wire::decode::<SnapshotDescriptor>(&bytes).ok();
-    let descriptor = value(database, DESCRIPTOR_KEY)?.and_then(decode);
-    Ok(descriptor.map(|descriptor| descriptor.position.index))
+    Ok(descriptor(database)?.map(|descriptor| descriptor.position.index))
+}
+
+fn descriptor(database: &Database) -> Result<Option<SnapshotDescriptor>, redb::Error> {
+    let bare = |value: Vec<u8>| {
+        let (checksum, bare) = value.split_first_chunk()?;
+        (u32::from_le_bytes(*checksum) == crc32c(bare)).then(|| bare.to_vec())
+    };
+    let bytes = match value(database, DESCRIPTOR_KEY)? {
+        Some(value) => bare(value),
+        None => value(database, BARE_DESCRIPTOR_KEY)?,
+    };
+    Ok(bytes.and_then(|bytes| milpa_wire::decode(&bytes).ok()))
 }
 
 /// What a checkpoint holds, if all of it is there.
@@ -351,12 +368,11 @@ fn decode(
     };
     let state =
         State::decode(&state).map_err(|source| CheckpointError::State { path: path(), source })?;
-    let descriptor = milpa_wire::decode(&descriptor).map_err(|_| incomplete())?;
     Ok(Some((state, descriptor)))
 }
 
 fn read(database: &Database) -> Result<Values, redb::Error> {
-    Ok((value(database, STATE_KEY)?, value(database, DESCRIPTOR_KEY)?))
+    Ok((value(database, STATE_KEY)?, descriptor(database)?))
 }
 
 /// What is saved under a key. Nobody writes meanwhile: the store's users take turns.
@@ -501,6 +517,29 @@ mod tests {
         assert_eq!((state.applied(), descriptor.position.index), (5, 5));
     }
 
+    #[test]
+    fn a_descriptor_from_before_it_had_a_checksum_is_read() {
+        let temp = tempfile::tempdir().unwrap();
+        let store = CheckpointStore::open(temp.path()).unwrap();
+        let mut state = State::new(ClusterId(7));
+        state.skip(5);
+        let position = LogPosition { term: 2, index: 5 };
+        let descriptor = SnapshotDescriptor { position, members: Members::new(&[NodeId(1)], &[]) };
+        let before = |database: &Database| {
+            let transaction = database.begin_write()?;
+            {
+                let mut table = transaction.open_table(TABLE)?;
+                table.insert(STATE_KEY, state.encode().as_slice())?;
+                table.insert(BARE_DESCRIPTOR_KEY, milpa_wire::encode(&descriptor).as_slice())?;
+            }
+            Ok(transaction.commit()?)
+        };
+        store.with(before).unwrap();
+        assert_eq!(store.load().unwrap(), Some((state.clone(), descriptor.clone())));
+        store.save(&state.encode(), &descriptor).unwrap();
+        assert_eq!(store.load().unwrap(), Some((state, descriptor)));
+    }
+
     /// Found by the simulation: a manager that was killed while it made the file never started again.
     #[test]
     fn a_file_whose_making_was_cut_short_is_made_anew() {
@@ -518,12 +557,16 @@ mod tests {
         let position = LogPosition { term: 2, index: 3 };
         let descriptor = SnapshotDescriptor { position, members: Members::new(&[NodeId(1)], &[]) };
         let whole = decoding::sample(&State::new(ClusterId(7)).encode(), &descriptor).unwrap();
-        assert!(decoding::load(&whole).is_some());
+        let loaded = decoding::load(&whole);
+        assert!(loaded.is_some());
         let mut refused = 0;
-        for at in (0..whole.len()).filter(|at| whole[*at] != 0).step_by(16) {
+        for at in (0..whole.len()).filter(|at| whole[*at] != 0).step_by(3) {
             let mut rotten = whole.clone();
             rotten[at] ^= 0xff;
-            refused += u32::from(decoding::load(&rotten).is_none());
+            match decoding::load(&rotten) {
+                None => refused += 1,
+                rotten => assert_eq!(rotten, loaded, "byte {at}"),
+            }
         }
         assert!(refused > 0);
     }
