@@ -35,8 +35,9 @@ pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), M
         |_| true,
     ) {
         Ok(offers) => {
-            offers.first().into_iter().for_each(|best| topology.count(&[best.place], None));
-            Ok(())
+            let best = offers.first().map(|best| best.place);
+            topology.count(best.as_slice(), None);
+            Ok(best.map(|best| best.node))
         }
         Err(shortage) => Err(ManagerError::NoPlacement {
             wanted: format!("another replica of {what}"),
@@ -53,9 +54,16 @@ pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), M
         place(format!("data partition {}", record.id), &held, &kept, record.id.0)?;
     }
     for record in view.state.meta_partitions().filter(|record| record.members.contains(&node)) {
+        // Who joins is one more, and takes nobody's place, if there are too few.
+        let mut held: Vec<NodeId> = record.members.iter().copied().chain(record.joining).collect();
         let stays = |other: &&NodeId| **other != node && meta_place(view, record, **other).counts();
-        let kept: Vec<NodeId> = record.members.iter().filter(stays).copied().collect();
-        place(format!("meta partition {}", record.id), &record.members, &kept, record.id.0)?;
+        let mut kept: Vec<NodeId> = held.iter().filter(stays).copied().collect();
+        while kept.len() < usize::from(view.policy.meta_replicas) {
+            let what = format!("meta partition {}", record.id);
+            let Some(found) = place(what, &held, &kept, record.id.0)? else { break };
+            held.push(found);
+            kept.push(found);
+        }
     }
     Ok(())
 }

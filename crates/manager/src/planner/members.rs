@@ -2,7 +2,7 @@
 //!
 //! As for data partitions, one more replica comes first. It joins as learner, by snapshot and log,
 //! while the partition serves; when it is current, one change of the group makes it a member and
-//! takes out the one that it replaces. A member without replacement stays: a group is never made
+//! takes out the one that it replaces, if there are enough. A member without replacement stays: a group is never made
 //! smaller than the cluster can help.
 //!
 //! One of which only the node is left takes part in nothing: without it the group needs as many of the others
@@ -100,12 +100,11 @@ fn is_heard(view: View<'_>, node: NodeId) -> bool {
 
 /// Why a partition needs another replica, if it does and its group can take one in.
 fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
-    let target = usize::from(view.policy.meta_replicas);
     let reason = bad_member(view, record).map(|(_, reason)| reason);
     // Without a leader nobody can join.
     let (_, report) = leader_report(view, record)?;
     // Who is about to go may yet be the one to take in.
-    let is_few = record.members.len() < target && has_members(report, &record.members);
+    let is_few = record.members.len() < target(view) && has_members(report, &record.members);
     let few = is_few.then_some(TaskReason::TooFew);
     // A learner that was given up leaves first: made anew, it would lack what the group believes it to have.
     // (One that is decided to be a member is none of these.)
@@ -113,13 +112,22 @@ fn lacks(view: View<'_>, record: &MetaRecord) -> Option<TaskReason> {
 }
 
 /// Who is to be replaced next. One that still serves, and has to go, waits for those that are lost: the group
-/// would have to make its change without both.
+/// would have to make its change without both. It stays as well while there are too few, whoever joins: with the next
+/// failure the group would stand still.
 fn bad_member(view: View<'_>, record: &MetaRecord) -> Option<(NodeId, TaskReason)> {
+    let is_few = record.members.len() < target(view);
     let bad = record.members.iter().filter_map(|node| match meta_place(view, record, *node) {
         Place::Bad(reason) => Some((*node, reason)),
         Place::Good | Place::Coming | Place::Away | Place::Missing => None,
     });
-    bad.min_by_key(|(node, _)| serves(view, record, *node))
+    let bad = bad.map(|(node, reason)| (serves(view, record, node), node, reason));
+    let (serves, node, reason) = bad.min_by_key(|(serves, ..)| *serves)?;
+    (!serves || !is_few).then_some((node, reason))
+}
+
+/// How many members a partition should have.
+fn target(view: View<'_>) -> usize {
+    usize::from(view.policy.meta_replicas)
 }
 
 /// The members but one whose replica is lost, and whose node is not, if they can go on by themselves.
@@ -164,8 +172,7 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
         return if is_done || is_late || is_lost { end(is_done) } else { None };
     };
     let bad = bad_member(view, record).map(|(node, _)| node);
-    let target = usize::from(view.policy.meta_replicas);
-    let is_needless = bad.is_none() && record.members.len() >= target;
+    let is_needless = bad.is_none() && record.members.len() >= target(view);
     if is_late || is_lost || is_needless {
         return end(false);
     }
@@ -233,7 +240,7 @@ fn can_go_on(
     }
     let is_there = |node: &&NodeId| **node == leader || report.current.contains(node);
     let (there, all) = (record.members.iter().filter(is_there).count(), record.members.len());
-    let is_shrunk = all < usize::from(view.policy.meta_replicas);
+    let is_shrunk = all < target(view);
     there >= if is_shrunk { all } else { all / 2 + 1 }
 }
 
@@ -242,7 +249,7 @@ fn can_go_on(
 /// counted it as a voter could be elected by it.
 #[must_use]
 pub fn is_whole(view: View<'_>, record: &MetaRecord) -> bool {
-    record.members.len() >= usize::from(view.policy.meta_replicas) && is_settled(view, record)
+    record.members.len() >= target(view) && is_settled(view, record)
 }
 
 /// The same, however few they are: enough to delete what is damaged, of which nothing can be had.

@@ -170,6 +170,30 @@ fn a_learner_without_a_vote_does_not_become_a_member() {
     assert!(world.meta[&NodeId(104)].contains_key(&partition), "it was asked to join");
 }
 
+/// Found by the simulation (seed 378659): of two members one was drained, and the replica that was being made as a third
+/// took its place. When one more was lost, the partition stood still for ever.
+#[test]
+fn a_drain_waits_while_there_are_too_few() {
+    let mut world = roomy(3, 3);
+    world.settle();
+    let (partition, leaving) = (PartitionId(1), NodeId(101));
+    let partitions: Vec<PartitionId> =
+        world.log.state.meta_partitions().map(|record| record.id).collect();
+    partitions.iter().for_each(|partition| damage(&mut world, NodeId(103), *partition));
+    let record = |world: &World| world.log.state.meta_partition(partition).unwrap().clone();
+    let mut passes = 0;
+    while record(&world).joining.is_none() {
+        world.pass();
+        drain::check(world.view(), leaving, None).unwrap_err();
+        passes += 1;
+        assert!(passes < 100, "{:?}", record(&world));
+    }
+    assert_eq!(record(&world).members, nodes(&[101, 102]));
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    world.settle();
+    assert_eq!(record(&world).members, nodes(&[101, 102, 103]));
+}
+
 /// A drain takes its time, and what was lost meanwhile does not wait for the end of it.
 #[test]
 fn a_meta_partition_that_lost_a_copy_comes_before_one_that_is_drained() {
