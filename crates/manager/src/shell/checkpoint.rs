@@ -61,7 +61,7 @@ pub enum CheckpointError {
         /// Which.
         path: PathBuf,
     },
-    /// The state is there and its position is not, or the reverse.
+    /// The state is there and its position is not, or is damaged, or the reverse.
     #[error("checkpoint file {} holds half a checkpoint", path.display())]
     Incomplete {
         /// Which.
@@ -342,6 +342,7 @@ fn saved_index(database: &Database) -> Result<Option<u64>, redb::Error> {
     Ok(descriptor(database)?.map(|descriptor| descriptor.position.index))
 }
 
+/// `None` as well for one that is damaged.
 fn descriptor(database: &Database) -> Result<Option<SnapshotDescriptor>, redb::Error> {
     let bare = |value: Vec<u8>| {
         let (checksum, bare) = value.split_first_chunk()?;
