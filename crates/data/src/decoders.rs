@@ -5,7 +5,7 @@ use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
 use milpa_types::{Epoch, ExtentId, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
 use milpa_wire::decoder::{Decoder, Random, generate, put};
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::crc32c_of;
 
 use crate::node::decoding::{
     Label, PartitionState, parse_lost, parse_place, text_of_lost, text_of_place,
@@ -61,7 +61,7 @@ fn state_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 fn state_seal(bytes: &mut [u8]) {
     let (head, body) = (bytes.get(..8).unwrap_or_default(), bytes.get(12..).unwrap_or_default());
-    let crc = crc32c(&[head, body].concat());
+    let crc = crc32c_of(&[head, body]);
     put(bytes, 8, &crc.to_le_bytes());
 }
 

@@ -4,7 +4,7 @@ use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
 use milpa_types::{ClusterId, Disk, DiskId, Epoch, Life, NodeId, Role, VolumeOptions};
 use milpa_wire::data::Configuration;
 use milpa_wire::decoder::{Decoder, Random, generate, put};
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::crc32c_of;
 
 use crate::core::{
     Command, CommandV1, NewDataPartition, NewMetaPartition, Registration, Replica, State,
@@ -135,7 +135,7 @@ fn state_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 fn state_seal(bytes: &mut [u8]) {
     let Some((header, body)) = bytes.split_at_checked(12) else { return };
-    let crc = crc32c(&[&header[..8], body].concat());
+    let crc = crc32c_of(&[&header[..8], body]);
     put(bytes, 8, &crc.to_le_bytes());
 }
 

@@ -6,7 +6,7 @@ use milpa_types::{
     VolumeOptions,
 };
 use milpa_wire::decoder::{Decoder, Random, generate, put};
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::{crc32c, crc32c_of};
 use milpa_wire::meta::{CreateMetaPartition, MetaWrite, NewInode, RequestId};
 
 use crate::core::{Command, Partition, PartitionSetup};
@@ -164,7 +164,7 @@ fn snapshot_seal(bytes: &mut [u8]) {
     };
     let header = length(bytes, 8);
     let Some(body) = bytes.get(16..).and_then(|rest| rest.get(..header)) else { return };
-    let crc = crc32c(&[bytes.get(..12).unwrap_or_default(), body].concat());
+    let crc = crc32c_of(&[bytes.get(..12).unwrap_or_default(), body]);
     put(bytes, 12, &crc.to_le_bytes());
     let (mut at, mut pieces, mut crcs) = (16 + header, 0_u64, Vec::new());
     while let Some(payload) = bytes.get(at + 8..).and_then(|rest| rest.get(..length(bytes, at))) {

@@ -21,7 +21,7 @@ use milpa_host::disk;
 use milpa_raft::{LogPosition, SnapshotDescriptor};
 use milpa_types::{PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::crc32c_of;
 use serde::{Deserialize, Serialize};
 
 use crate::store::is_shortage;
@@ -71,7 +71,7 @@ impl PartitionState {
     pub fn encode(&self) -> Vec<u8> {
         let head = [MAGIC, FORMAT.to_le_bytes()].concat();
         let body = milpa_wire::encode(self);
-        let crc = crc32c(&[&head[..], &body].concat());
+        let crc = crc32c_of(&[&head[..], &body]);
         [&head[..], &crc.to_le_bytes(), &body].concat()
     }
 
@@ -79,9 +79,8 @@ impl PartitionState {
         let (header, body) = bytes.split_first_chunk::<HEADER_BYTES>().ok_or(BadState::Damaged)?;
         let word = |at: usize| header.get(at..at + 4).unwrap_or_default();
         let is_of = |format: u32| word(4) == format.to_le_bytes();
-        let covered =
-            if is_of(FIRST_FORMAT) { body.to_vec() } else { [&header[..8], body].concat() };
-        if word(8) != crc32c(&covered).to_le_bytes() {
+        let header_covered = if is_of(FIRST_FORMAT) { &[] } else { &header[..8] };
+        if word(8) != crc32c_of(&[header_covered, body]).to_le_bytes() {
             return Err(BadState::Damaged);
         }
         if word(0) != MAGIC {
@@ -221,7 +220,7 @@ mod tests {
         std::fs::remove_file(directory.path().join("8")).unwrap();
         let mut newer = state().encode();
         newer[4] = 4;
-        let crc = crc32c(&[&newer[..8], &newer[12..]].concat());
+        let crc = crc32c_of(&[&newer[..8], &newer[12..]]);
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
         std::fs::write(&path, newer).unwrap();
         load_all(directory.path()).unwrap_err();

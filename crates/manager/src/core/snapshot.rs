@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
 use milpa_wire::DecodeError;
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::{crc32c, crc32c_of};
 
 use super::node::NodeRecord;
 use super::partition::{DataRecord, MetaRecord, Removal};
@@ -91,7 +91,7 @@ impl State {
     pub fn encode(&self) -> Vec<u8> {
         let body = milpa_wire::encode(self);
         let head = [MAGIC, FORMAT.to_le_bytes()].concat();
-        let checksum = crc32c(&[&head[..], &body].concat());
+        let checksum = crc32c_of(&[&head[..], &body]);
         [&head[..], &checksum.to_le_bytes(), &body].concat()
     }
 
@@ -112,7 +112,7 @@ impl State {
         let found = u32::from_le_bytes(*format);
         let covered = match found {
             ..=FORMAT_WITH_BARE_HEADER => crc32c(body),
-            _ => crc32c(&[&magic[..], format, body].concat()),
+            _ => crc32c_of(&[&magic[..], format, body]),
         };
         if u32::from_le_bytes(*checksum) != covered {
             return Err(SnapshotError::Damaged);

@@ -5,7 +5,7 @@ use milpa_types::{
     VolumeId, VolumeOptions,
 };
 use milpa_wire::data::Configuration;
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::crc32c_of;
 use proptest::prelude::*;
 
 use super::*;
@@ -370,7 +370,7 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
         assert_eq!(State::decode(&flipped), Err(SnapshotError::Damaged), "bit {bit}");
     }
     let of_format = |format: u32, covered: &[&[u8]]| {
-        let head = [*b"MLMS", format.to_le_bytes(), crc32c(&covered.concat()).to_le_bytes()];
+        let head = [*b"MLMS", format.to_le_bytes(), crc32c_of(covered).to_le_bytes()];
         [&head.concat(), &bytes[12..]].concat()
     };
     let newer = of_format(8, &[b"MLMS", &[8, 0, 0, 0], &bytes[12..]]);
@@ -460,12 +460,16 @@ proptest! {
 
     /// Hostile bytes give an error, never a panic.
     #[test]
-    fn any_bytes_are_decoded_or_refused(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+    fn any_bytes_are_decoded_or_refused(
+        mut bytes in proptest::collection::vec(any::<u8>(), 0..400),
+        format in 2_u32..=7,
+    ) {
         let _ = State::decode(&bytes);
         if bytes.len() >= 12 {
-            let sum = milpa_wire::frame::crc32c(&bytes[12..]);
             bytes[..4].copy_from_slice(b"MLMS");
-            bytes[4..8].copy_from_slice(&2_u32.to_le_bytes());
+            bytes[4..8].copy_from_slice(&format.to_le_bytes());
+            let header = if format == 7 { &bytes[..8] } else { &[] };
+            let sum = crc32c_of(&[header, &bytes[12..]]);
             bytes[8..12].copy_from_slice(&sum.to_le_bytes());
             let _ = State::decode(&bytes);
         }

@@ -5,9 +5,11 @@ use milpa_types::{DiskId, ManagerError, NodeId, Role};
 use super::View;
 use super::health::{data_place, meta_place};
 use super::place::{Topology, offers};
+use super::replace::target;
 use crate::core::unknown_node;
 
-/// Looks for a place for every replica that would have to move.
+/// Looks for places until every partition has as many without the node as it should have: who is being made already is
+/// one of them, and takes nobody's place.
 ///
 /// # Errors
 ///
@@ -27,22 +29,19 @@ pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), M
     topology.candidates.retain(|candidate| candidate.node != node);
     topology.excluded.push(format!("node {node} is to be emptied"));
     let choices = view.policy.choices as usize;
-    let mut place = |what: String, held: &[NodeId], kept: &[NodeId], seed: u64| match offers(
-        &topology,
-        (held, kept),
-        choices,
-        seed,
-        |_| true,
-    ) {
-        Ok(offers) => {
-            let best = offers.first().map(|best| best.place);
-            topology.count(best.as_slice(), None);
-            Ok(best.map(|best| best.node))
+    let mut fill = |what: String, mut held: Vec<NodeId>, mut kept: Vec<NodeId>, target, seed| {
+        while kept.len() < target {
+            let offers = offers(&topology, (&held, &kept), choices, seed, |_| true);
+            let offers = offers.map_err(|shortage| ManagerError::NoPlacement {
+                wanted: format!("another replica of {what}"),
+                shortage: shortage.to_string(),
+            })?;
+            let Some(best) = offers.first().map(|best| best.place) else { break };
+            topology.count(&[best], None);
+            held.push(best.node);
+            kept.push(best.node);
         }
-        Err(shortage) => Err(ManagerError::NoPlacement {
-            wanted: format!("another replica of {what}"),
-            shortage: shortage.to_string(),
-        }),
+        Ok(())
     };
     for record in view.state.data_partitions() {
         if record.disk_of(node).is_none_or(|there| disk.is_some_and(|disk| disk != there)) {
@@ -50,20 +49,16 @@ pub fn check(view: View<'_>, node: NodeId, disk: Option<DiskId>) -> Result<(), M
         }
         let held: Vec<NodeId> = record.replicas.iter().map(|place| place.node).collect();
         let stays = |other: &&NodeId| **other != node && data_place(view, record, **other).counts();
-        let kept: Vec<NodeId> = held.iter().filter(stays).copied().collect();
-        place(format!("data partition {}", record.id), &held, &kept, record.id.0)?;
+        let kept = held.iter().filter(stays).copied().collect();
+        let what = format!("data partition {}", record.id);
+        fill(what, held, kept, target(view, record), record.id.0)?;
     }
     for record in view.state.meta_partitions().filter(|record| record.members.contains(&node)) {
-        // Who joins is one more, and takes nobody's place, if there are too few.
-        let mut held: Vec<NodeId> = record.members.iter().copied().chain(record.joining).collect();
+        let held: Vec<NodeId> = record.members.iter().copied().chain(record.joining).collect();
         let stays = |other: &&NodeId| **other != node && meta_place(view, record, **other).counts();
-        let mut kept: Vec<NodeId> = held.iter().filter(stays).copied().collect();
-        while kept.len() < usize::from(view.policy.meta_replicas) {
-            let what = format!("meta partition {}", record.id);
-            let Some(found) = place(what, &held, &kept, record.id.0)? else { break };
-            held.push(found);
-            kept.push(found);
-        }
+        let kept = held.iter().filter(stays).copied().collect();
+        let what = format!("meta partition {}", record.id);
+        fill(what, held, kept, usize::from(view.policy.meta_replicas), record.id.0)?;
     }
     Ok(())
 }

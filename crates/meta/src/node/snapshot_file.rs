@@ -19,7 +19,7 @@ use std::path::Path;
 
 use milpa_host::disk::{File, Open};
 use milpa_raft::SnapshotDescriptor;
-use milpa_wire::frame::crc32c;
+use milpa_wire::frame::crc32c_of;
 use milpa_wire::meta::CreateMetaPartition;
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> SnapshotFileError
 }
 
 fn header_crc(front: &[u8], header: &[u8]) -> u32 {
-    crc32c(&[front, header].concat())
+    crc32c_of(&[front, header])
 }
 
 /// Writes a whole snapshot and syncs it; returns its length in bytes. Blocking: runs on a thread
