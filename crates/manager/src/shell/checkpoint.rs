@@ -570,5 +570,12 @@ mod tests {
             }
         }
         assert!(refused > 0);
+        let written = milpa_wire::encode(&descriptor);
+        let place = whole.windows(written.len()).position(|window| window == written).unwrap();
+        for at in place..place + written.len() {
+            let mut rotten = whole.clone();
+            rotten[at] ^= 1;
+            assert_eq!(decoding::load(&rotten), None, "byte {at} of the descriptor");
+        }
     }
 }
