@@ -74,11 +74,17 @@ fn a_damaged_header_that_is_in_the_way_of_an_offer_is_repaired() {
         let (extent, ..) =
             cluster.append_patiently(1, 1, AppendTarget::Small { token: 1 }, &bytes).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
+        let flush = DataRequest::Flush {
+            partition: PARTITION,
+            epoch: Epoch(1),
+            extents: vec![(extent, 9_000)],
+        };
+        cluster.ask_all(&cluster.as_client, &flush).await;
         cluster.kill_node(2).await;
-        cluster.start_node_without_scrub(2).await;
         let file = cluster.extent_file(2, extent);
         let whole = std::fs::read(&file).unwrap();
         cluster.rot_extent(2, extent, 10);
+        cluster.start_node_without_scrub(2).await;
         nodes::until("the bytes on the disk are as they were", async || {
             let now = std::fs::read(&file).unwrap();
             (now[..9_000] == whole[..9_000]).then_some(())
