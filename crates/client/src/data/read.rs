@@ -92,7 +92,7 @@ impl DataClient {
         let mut flights = Flights::new();
         let mut refusals = Refusals::default();
         let mut hedge_at = Instant::now();
-        let mut redirects = 0;
+        let (mut redirects, mut asks_others) = (0, false);
         let Column { partition: id, extent, offset } = column;
         let read = |at_leader| Read { partition: id, extent, offset, length, at_leader };
         loop {
@@ -124,6 +124,15 @@ impl DataClient {
                     ) =>
                 {
                     return Err(trouble);
+                }
+                // The leader has nothing of the extent: whether others have, they may say themselves.
+                Some(Err((Trouble::Answered { node, error: DataError::NotHere }, true)))
+                    if !asks_others =>
+                {
+                    (asks_others, at_leader, refusals) = (true, false, Refusals::default());
+                    refusals.note(Trouble::Answered { node, error: DataError::NotHere });
+                    waiting = self.order(partition, column, at_leader);
+                    waiting.retain(|other| *other != node);
                 }
                 Some(Err((trouble, _))) => {
                     if let Trouble::Answered { error: DataError::NotPrimary { hint }, .. } =

@@ -66,6 +66,38 @@ async fn the_leaders_word_that_overwritten_bytes_are_on_no_replica_is_enough() {
     assert!(matches!(error, FsError::Lost(_)), "{error}");
 }
 
+/// Simulation, seed 390099: power had taken an extent everywhere that had been overwritten. The leader had nothing of it, and
+/// was not the primary, which knew; asked for the leader's word, all others said no more than that they do not lead.
+#[tokio::test(start_paused = true)]
+async fn who_overwrote_what_the_leader_lacks_asks_the_others_whether_it_is_lost() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 100_000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    client.write(handle, 0, pattern(2, 50_000), false).await.unwrap();
+    client.fsync(handle, false).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(node, DataRequest::Overwrite(_)) => Some(Fault::Data(match *node == DATA[1] {
+            true => DataError::NotHere,
+            false => DataError::NotPrimary { hint: Some(DATA[1]) },
+        })),
+        Call::Data(node, DataRequest::Read(read)) => Some(Fault::Data(match read.at_leader {
+            _ if *node == DATA[1] => DataError::NotHere,
+            true => DataError::NotPrimary { hint: Some(DATA[1]) },
+            false if *node == DATA[0] => DataError::Lost { length: 0 },
+            false => DataError::NotHere,
+        })),
+        _ => None,
+    });
+    let started = Instant::now();
+    let error = client.read(handle, 0, 100_000).await.unwrap_err();
+    assert!(matches!(error, FsError::Lost(_)), "{error}");
+    client.write(handle, 0, pattern(3, 50_000), false).await.unwrap();
+    assert_eq!(client.fsync(handle, false).await.unwrap_err().errno(), libc::EIO);
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+}
+
 /// What close published and no fsync flushed may be lost. Readers then find the file's end there, at
 /// once; the next fsync tells that something is lost, and the file is as good as any other.
 #[tokio::test(start_paused = true)]

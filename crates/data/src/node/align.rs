@@ -179,7 +179,11 @@ impl Run {
             }
         }
         let mut complete = held.len() == self.configuration.holders().count();
-        let decides = self.configuration.members.iter().all(|member| held.contains_key(member));
+        // …but of one that goes on alone, which may lack what the learner has.
+        let decides = match self.configuration.members.len() {
+            1 => complete,
+            _ => self.configuration.members.iter().all(|member| held.contains_key(member)),
+        };
         let asked = self.only.iter().flatten().copied();
         let mut extents: BTreeSet<ExtentId> =
             held.values().flat_map(|states| states.keys().copied()).chain(asked).collect();

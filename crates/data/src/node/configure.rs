@@ -74,7 +74,7 @@ impl Disk {
 
     /// The survivor of two may have forgotten, with its log's newest commit index, that its group needs
     /// nobody else. (What counts is the newest configuration that came out of the log, as in the group: the
-    /// one in force may be older.)
+    /// one in force may be older.) Whom it is to teach joins the group once that is led.
     pub fn tick_alone(&mut self) {
         let node = self.shared.node;
         let alone = self.partitions.values().filter(|partition| {
@@ -83,9 +83,22 @@ impl Disk {
         let alone: Vec<PartitionId> = alone.map(|partition| partition.id).collect();
         for id in alone {
             let Some(status) = self.driver.multi.status(id) else { continue };
-            if let [one, other] = status.members.voters[..] {
-                self.go_alone(id, if one == node { other } else { one });
+            match status.members.voters[..] {
+                [one, other] => drop(self.go_alone(id, if one == node { other } else { one })),
+                _ => self.teach_as_configured(id, &status.members.learners),
             }
+        }
+    }
+
+    /// Takes in a learner that came with the word to go on alone: then that was all there was to decide in one step.
+    fn teach_as_configured(&mut self, id: PartitionId, present: &[NodeId]) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let configuration = partition.configuration.clone();
+        let is_in_force = configuration == partition.state.configuration;
+        let is_missing = !configuration.learners.iter().all(|learner| present.contains(learner));
+        if partition.leads() && is_in_force && is_missing {
+            // Busy, or led elsewhere: at the next tick.
+            drop(self.propose_configuration(id, &configuration, &[]));
         }
     }
 

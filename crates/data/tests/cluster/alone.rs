@@ -54,6 +54,47 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
     });
 }
 
+/// Simulation, seed 378659: the survivor had just joined, and lacks what was acknowledged before. It is in a replica that has
+/// left, and that it learns from: until then it tells nobody that anything is lost, and decides on no extent.
+#[test]
+fn a_survivor_is_given_what_it_lacks_by_who_left_with_everything() {
+    run(async |cluster| {
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let bytes = pattern(1, 500_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes).await;
+        for offset in (1..20).map(|piece| piece * 500_000) {
+            let target = AppendTarget::Extent { extent, offset };
+            cluster.append_patiently(1, 2, target, &bytes).await;
+        }
+        // It joins before it has more than a few of these bytes, and node 1 leaves.
+        cluster.start_slow_filling_node(3, 1 << 20).await;
+        cluster.configure(learning(3, 3), &[1, 2, 3]).await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.kill_node(1).await;
+        cluster.configure(configuration(5, &[2, 3]), &[2, 3]).await;
+        cluster.kill_nodes(&[2, 3]).await;
+        cluster.start_node(3).await;
+        let word = Configuration { learners: vec![NodeId(1)], ..configuration(6, &[3]) };
+        cluster.configure(word, &[3]).await;
+        let last = 9_500_000..10_000_000;
+        let read = cluster.read(3, extent, last.clone(), false).await;
+        assert!(matches!(read, Err(DataError::NotHere | DataError::Busy)), "{read:?}");
+        assert!(cluster.report(3).await.is_some_and(|report| report.unaligned > 0));
+        cluster.start_node(1).await;
+        nodes::until("they hold the same", async || {
+            let report = cluster.report(3).await?;
+            (report.unaligned == 0 && report.current.contains(&NodeId(1))).then_some(())
+        })
+        .await;
+        assert_eq!(cluster.read(3, extent, last, false).await.as_ref(), Ok(&bytes));
+        cluster.configure(configuration(7, &[1, 3]), &[1, 3]).await;
+        cluster.append_patiently(1, 7, AppendTarget::New { token: 2 }, &bytes).await;
+        cluster.equal_digests(&[1, 3], 2).await;
+    });
+}
+
 /// What the two may have committed that were given up for good and came back together: here node 3 has a
 /// history of its own, in the same group. It cannot follow the group's log, leaves, and is made anew.
 #[test]

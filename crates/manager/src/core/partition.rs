@@ -170,7 +170,7 @@ impl State {
         partition: PartitionId,
         configuration: &Configuration,
     ) -> Applied {
-        let Some(record) = self.data.get_mut(&partition) else { return stale("partition is gone") };
+        let Some(record) = self.data.get(&partition) else { return stale("partition is gone") };
         let members: BTreeSet<NodeId> = configuration.members.iter().copied().collect();
         let holds = |node: &NodeId| record.replicas.iter().any(|replica| replica.node == *node);
         if configuration.epoch.0 != record.configuration.epoch.0 + 1 {
@@ -178,9 +178,10 @@ impl State {
         }
         let learners = &configuration.learners;
         let present: BTreeSet<NodeId> = record.configuration.members.iter().copied().collect();
-        let whole = self.whole.get(&partition);
-        let is_survivor =
-            members.is_subset(&present) && whole.is_some_and(|whole| members.is_subset(whole));
+        let is_given_all =
+            |node: NodeId| self.complements(partition, node).any(|other| learners.contains(&other));
+        let has_all = |node: &NodeId| self.is_whole(partition, *node) || is_given_all(*node);
+        let is_survivor = members.is_subset(&present) && members.iter().all(has_all);
         if members.len() != configuration.members.len()
             || members.len() < MEMBERS_MIN && !is_survivor
             || learners.len() > 1
@@ -190,13 +191,50 @@ impl State {
         {
             return stale("not a configuration of this partition");
         }
-        record.configuration = configuration.clone();
-        self.replaced.remove(&partition);
-        // Who remains a member takes part in all that is acknowledged.
-        if let Some(whole) = self.whole.get_mut(&partition) {
-            whole.retain(|node| members.contains(node));
+        if let Some(record) = self.data.get_mut(&partition) {
+            record.configuration = configuration.clone();
         }
+        self.replaced.remove(&partition);
+        self.note_members(partition, &present, &members);
         Applied::Done
+    }
+
+    /// Who remains a member takes part in all that is acknowledged.
+    fn note_members(
+        &mut self,
+        partition: PartitionId,
+        before: &BTreeSet<NodeId>,
+        members: &BTreeSet<NodeId>,
+    ) {
+        let whole = self.whole.entry(partition).or_default();
+        let left = self.left.entry(partition).or_default();
+        left.extend(whole.difference(members).map(|node| (*node, before.clone())));
+        whole.retain(|node| members.contains(node));
+        left.retain(|_, beside| {
+            beside.retain(|other| members.contains(other) && !whole.contains(other));
+            !beside.is_empty()
+        });
+        self.whole.retain(|_, whole| !whole.is_empty());
+        self.left.retain(|_, left| !left.is_empty());
+    }
+
+    /// Its replica there is another one from now on, or none.
+    pub(super) fn forget_left(&mut self, partition: PartitionId, node: NodeId) {
+        if let Some(left) = self.left.get_mut(&partition) {
+            left.remove(&node);
+        }
+        self.left.retain(|_, left| !left.is_empty());
+    }
+
+    /// Who, together with this member of a data partition, has every acknowledged byte: it left with all that there was, and
+    /// this one was a member already.
+    pub fn complements(
+        &self,
+        partition: PartitionId,
+        member: NodeId,
+    ) -> impl Iterator<Item = NodeId> {
+        let left = self.left.get(&partition).into_iter().flatten();
+        left.filter(move |(_, beside)| beside.contains(&member)).map(|(node, _)| *node)
     }
 
     /// The word for a survivor of two stands: the other one must not go on as well (docs/decisions/0007).
@@ -237,6 +275,7 @@ impl State {
             if record.configuration.epoch == *epoch {
                 let members = record.configuration.members.iter().copied().collect();
                 self.whole.insert(*partition, members);
+                self.left.remove(partition);
             }
         }
         Applied::Done
@@ -287,6 +326,7 @@ impl State {
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
             self.whole.remove(id);
+            self.left.remove(id);
             self.replaced.remove(id);
             self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();

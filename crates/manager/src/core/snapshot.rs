@@ -3,8 +3,9 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 7; before, the checksum was of the state alone (6), the last field of the state was missing
-//!             (5), the one before that as well (4), and the one before these was another one (3) or missing too (2)
+//!      4    4 format: 8; before, the last field of the state was missing (7); the checksum was of the state alone (6);
+//!             one more field was missing (5), and one more (4); and the one before these was another one (3) or
+//!             missing too (2)
 //!      8    4 CRC32C of all else
 //!     12    . the state (postcard)
 //! ```
@@ -12,7 +13,7 @@
 //! The checksum says what a format is worth that this program does not know: with a flipped bit in it the bytes are
 //! damaged, and not a newer program's.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
 use milpa_wire::DecodeError;
@@ -25,17 +26,13 @@ use super::task::Task;
 use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 7;
+const FORMAT: u32 = 8;
 /// With a checksum that leaves the header out.
 const FORMAT_WITH_BARE_HEADER: u32 = 6;
-/// Without `replaced` as well.
-const FORMAT_WITHOUT_REPLACED: u32 = 5;
-/// Without `lives` as well.
-const FORMAT_WITHOUT_LIVES: u32 = 4;
 /// With epochs in `whole`, where members are named now.
 const FORMAT_WITH_EPOCHS: u32 = 3;
-/// Without `whole`.
-const FORMAT_WITHOUT_WHOLE: u32 = 2;
+/// The first one that is read.
+const FORMAT_FIRST: u32 = 2;
 const HEADER_BYTES: usize = 12;
 
 /// The fields of the state in all formats: all but `whole` and what comes after it.
@@ -54,10 +51,6 @@ type Fields = (
     u64,
     BTreeMap<PartitionId, Task>,
 );
-
-type Whole = BTreeMap<PartitionId, BTreeSet<NodeId>>;
-
-type Lives = BTreeMap<NodeId, u128>;
 
 /// Bytes that are no state.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -118,18 +111,9 @@ impl State {
             return Err(SnapshotError::Damaged);
         }
         let state = match found {
-            ..FORMAT_WITHOUT_WHOLE => return Err(SnapshotError::Older { found }),
-            FORMAT_WITHOUT_WHOLE => milpa_wire::decode(body)
-                .and_then(|fields| from_older(&(fields, Whole::new(), Lives::new()))),
-            FORMAT_WITH_EPOCHS => {
-                milpa_wire::decode(body).and_then(|(fields, epochs)| from_epochs(fields, epochs))
-            }
-            FORMAT_WITHOUT_LIVES => milpa_wire::decode(body)
-                .and_then(|(fields, whole)| from_older(&(fields, whole, Lives::new()))),
-            FORMAT_WITHOUT_REPLACED => {
-                milpa_wire::decode(body).and_then(|older| from_older(&older))
-            }
-            FORMAT_WITH_BARE_HEADER | FORMAT => milpa_wire::decode(body),
+            ..FORMAT_FIRST => return Err(SnapshotError::Older { found }),
+            FORMAT_WITH_EPOCHS => from_epochs(body),
+            FORMAT_FIRST..=FORMAT => from_older(body, maps_missing(found)),
             _ => return Err(SnapshotError::Newer { found }),
         };
         state.map_err(|_| malformed())
@@ -142,19 +126,34 @@ impl State {
     }
 }
 
-fn from_older(older: &(Fields, Whole, Lives)) -> Result<State, DecodeError> {
-    milpa_wire::decode(&milpa_wire::encode(&(older, BTreeMap::<PartitionId, Epoch>::new())))
+/// How many of the state's last fields, all of them maps, a format does not have.
+fn maps_missing(format: u32) -> usize {
+    match format {
+        ..=FORMAT_WITH_EPOCHS => 4,
+        4 => 3,
+        5 => 2,
+        FORMAT_WITH_BARE_HEADER | 7 => 1,
+        _ => 0,
+    }
 }
 
-/// `epochs`: of which one it was known that all members are whole. Of others it is seen again soon.
-fn from_epochs(fields: Fields, epochs: BTreeMap<PartitionId, Epoch>) -> Result<State, DecodeError> {
-    let mut state = from_older(&(fields, Whole::new(), Lives::new()))?;
+fn from_older(body: &[u8], maps_missing: usize) -> Result<State, DecodeError> {
+    let empty = milpa_wire::encode(&BTreeMap::<PartitionId, Epoch>::new());
+    milpa_wire::decode(&[body, &empty.repeat(maps_missing)].concat())
+}
+
+/// With the epoch of which it was known that all members are whole. Of others it is seen again soon.
+fn from_epochs(body: &[u8]) -> Result<State, DecodeError> {
+    let (fields, epochs): (Fields, BTreeMap<PartitionId, Epoch>) = milpa_wire::decode(body)?;
+    let mut state = from_older(&milpa_wire::encode(&fields), maps_missing(FORMAT_WITH_EPOCHS))?;
     state.members_whole(&epochs.into_iter().collect::<Vec<_>>());
     Ok(state)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use milpa_wire::encode;
 
     use super::*;
@@ -167,8 +166,13 @@ mod tests {
         log.volume("home", 1, 2);
         let [known, stale] = [PartitionId(2), PartitionId(3)];
         log.state.whole.retain(|partition, _| *partition == known);
-        type Format6 = (Fields, Whole, Lives, BTreeMap<PartitionId, Epoch>);
-        let (fields, _, _, _): Format6 = milpa_wire::decode(&encode(&log.state)).unwrap();
+        type Maps = (
+            BTreeMap<PartitionId, BTreeSet<NodeId>>,
+            BTreeMap<NodeId, u128>,
+            BTreeMap<PartitionId, Epoch>,
+            BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
+        );
+        let (fields, _): (Fields, Maps) = milpa_wire::decode(&encode(&log.state)).unwrap();
         let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));
         let head = [MAGIC, FORMAT_WITH_EPOCHS.to_le_bytes(), crc32c(&body).to_le_bytes()].concat();
         assert_eq!(State::decode(&[head, body].concat()), Ok(log.state.clone()));

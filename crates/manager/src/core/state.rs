@@ -48,6 +48,9 @@ pub struct State {
     /// Data partitions whose newest configuration was decided instead of others, and the epoch that their groups
     /// were seen to have then.
     pub(super) replaced: BTreeMap<PartitionId, Epoch>,
+    /// Who left a data partition with every byte that had been acknowledged, and those who were members beside it, still
+    /// are, and are not known to have all: each of them has what was acknowledged since.
+    pub(super) left: BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
 }
 
 impl State {
@@ -71,6 +74,7 @@ impl State {
             whole: BTreeMap::new(),
             lives: BTreeMap::new(),
             replaced: BTreeMap::new(),
+            left: BTreeMap::new(),
         }
     }
 

@@ -88,6 +88,9 @@ fn next(
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<(Configuration, Option<Epoch>)> {
     let adopted = view.loads.adopted(record)?;
+    if is_alone_and_lacking(view, record) {
+        return None;
+    }
     if let Some(configuration) = survivors_configuration(view, record, adopted) {
         return Some((configuration, None));
     }
@@ -168,10 +171,16 @@ fn wanted_configuration(
     Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary, learners })
 }
 
+/// Whether a member that goes on alone has still to be given what it lacks: by its learner, and by nobody else.
+fn is_alone_and_lacking(view: View<'_>, record: &DataRecord) -> bool {
+    let members = &record.configuration.members;
+    matches!(members[..], [alone] if !view.state.is_whole(record.id, alone))
+}
+
 /// That of one of two members when the other one is lost for good (docs/decisions/0007): it takes no
-/// writes before another one has joined. Given to nobody who may lack an acknowledged byte; and to one of
-/// the two only, as the other one is in no configuration from then on. What was decided after the one
-/// that the two have adopted, they cannot commit.
+/// writes before another one has joined. Given to nobody who may lack an acknowledged byte, unless there is who
+/// has it; and to one of the two only, as the other one is in no configuration from then on. What was decided
+/// after the one that the two have adopted, they cannot commit.
 fn survivors_configuration(
     view: View<'_>,
     record: &DataRecord,
@@ -189,14 +198,23 @@ fn survivors_configuration(
         own.members.len() == 2 && adopted.members.iter().all(|n| own.members.contains(n));
     let may = is_of_two
         && present.members.len() > 1
-        && is_lost(view, record, *lost, load.reporting_ms(view.now_ms))
-        && view.state.is_whole(record.id, *survivor);
+        && is_lost(view, record, *lost, load.reporting_ms(view.now_ms));
+    let learners = match view.state.is_whole(record.id, *survivor) {
+        true => Vec::new(),
+        false => vec![complement(view, record, *survivor)?],
+    };
     may.then(|| Configuration {
         epoch: Epoch(present.epoch.0 + 1),
         members: alive.clone(),
         primary: *survivor,
-        learners: Vec::new(),
+        learners,
     })
+}
+
+/// Who is there and has what a survivor may lack.
+fn complement(view: View<'_>, record: &DataRecord, survivor: NodeId) -> Option<NodeId> {
+    let is_there = |node: &NodeId| may_stay(view, record, *node) && holds(view, record, *node);
+    view.state.complements(record.id, survivor).find(is_there)
 }
 
 /// Who of the members, as they are and as they shall be, will not come back with what it has.

@@ -193,6 +193,61 @@ fn nobody_goes_on_alone_who_may_lack_what_the_lost_one_had() {
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
 }
 
+/// Simulation, seed 378659: of three, one had just joined and not been compared when another one, who had everything, was let
+/// go; then the third was lost. The two that were there had every byte between them, and stood still for ever.
+#[test]
+fn who_goes_on_alone_is_given_what_it_lacks_by_who_left_with_everything() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    // 104 comes back, and is not compared; 106 goes, and comes back; 105 is lost.
+    for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[104, 105], 4)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    world.down.insert(NodeId(106));
+    world.wait(3_000);
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(10_000);
+    let decided = |world: &World| world.data_record(4).configuration.clone();
+    assert_eq!(decided(&world).members, nodes(&[104, 105]), "nobody is there who has the rest");
+    world.down.clear();
+    world.stuck.insert(partition);
+    world.wait(1_000);
+    let word = decided(&world);
+    assert_eq!((&word.members, &word.learners), (&nodes(&[104]), &nodes(&[106])));
+    // Until it has that, nothing else is decided, whoever is there and whoever is not.
+    world.down.insert(NodeId(106));
+    world.wait(20_000);
+    assert_eq!(decided(&world), word);
+    assert!(!world.log.state.is_whole(partition, NodeId(104)));
+    world.down.clear();
+    world.stuck.clear();
+    world.wait(20_000);
+    assert_eq!(decided(&world), word);
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 0;
+    }
+    world.pass();
+    assert!(world.log.state.is_whole(partition, NodeId(104)));
+    world.wait(20_000);
+    assert_eq!(decided(&world).members.len(), 3);
+}
+
+/// What is at its place now was made there later, and has nothing.
+#[test]
+fn who_left_and_is_made_anew_completes_nobody() {
+    let mut world = settled();
+    let (partition, left) = (PartitionId(4), NodeId(106));
+    for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[104, 105], 4)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    let complements = |world: &World| world.log.state.complements(partition, NodeId(104)).count();
+    assert_eq!(complements(&world), 1);
+    world.data.get_mut(&left).unwrap().remove(&partition);
+    world.wait(10_000);
+    assert!(world.data[&left].contains_key(&partition), "it is made anew");
+    assert_eq!(complements(&world), 0);
+}
+
 /// Simulation, seed 271993: the one that had gone on alone was lost before it had compared itself anew with the one that had
 /// joined it, who had everything.
 #[test]
