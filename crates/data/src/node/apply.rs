@@ -37,10 +37,19 @@ impl CommittedOverwrite {
     }
 }
 
+/// What an overwrite leaves to do.
+#[derive(Default)]
+struct Done {
+    /// These blocks are to be repaired.
+    damaged: Vec<u64>,
+    /// The extent ends before what is overwritten, and its bytes are still to come.
+    lacks: bool,
+}
+
 /// How applying an overwrite went on a disk thread.
 enum Applied {
-    /// The bytes are on the extent, or the extent is gone. These blocks are to be repaired.
-    Done(Vec<u64>),
+    /// The bytes are on the extent, or the extent is gone.
+    Done(Done),
     /// The old bytes could not be read, or the new ones not be written, this time.
     Hindered,
     /// The disk failed: nothing more is applied.
@@ -67,8 +76,11 @@ impl Disk {
             (id, extent),
             move || (apply_all(&store, &it, &behind), it),
             move |disk, (applied, it)| match applied {
-                Applied::Done(damaged) => {
+                Applied::Done(Done { damaged, lacks }) => {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
+                        if lacks {
+                            partition.applying.borrow_mut().lacked(position.index, extent);
+                        }
                         // Whole now, they may rot again.
                         partition.lost.remove_written(extent, blocks, &damaged);
                         // What the log makes of them may be what others have.
@@ -184,14 +196,17 @@ fn apply_all(
     it: &CommittedOverwrite,
     behind: &[Arc<CommittedOverwrite>],
 ) -> Applied {
-    let mut damaged = Vec::new();
+    let mut done = Done::default();
     for it in std::iter::once(it).chain(behind.iter().map(Arc::as_ref)) {
         match apply(store, it) {
-            Applied::Done(blocks) => damaged.extend(blocks),
+            Applied::Done(Done { damaged, lacks }) => {
+                done.damaged.extend(damaged);
+                done.lacks |= lacks;
+            }
             other => return other,
         }
     }
-    Applied::Done(damaged)
+    Applied::Done(done)
 }
 
 /// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
@@ -200,8 +215,10 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
     let CommittedOverwrite { extent, offset, bytes, checksums, overwriting } = it;
     let (extent, offset, overwriting) = (*extent, *offset, *overwriting);
     let whole = Checksums::of_payload(checksums);
-    let once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
+    let mut lacks = false;
+    let mut once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {
+            lacks = !has_all(store, extent);
             apply_part(store, extent, offset, bytes, length, overwriting)
         }
         other => other,
@@ -212,9 +229,9 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
         other => other,
     };
     match result {
-        Ok(damaged) => Applied::Done(damaged),
+        Ok(damaged) => Applied::Done(Done { damaged, lacks }),
         Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
-            Applied::Done(Vec::new())
+            Applied::Done(Done::default())
         }
         // In place needs no space but for a mark.
         Err(
@@ -228,6 +245,12 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
             Applied::Failed
         }
     }
+}
+
+/// Whether an extent has all bytes that it will ever have here: its length was decided, or it was removed.
+pub(super) fn has_all(store: &ExtentStore, extent: ExtentId) -> bool {
+    let state = store.states(&[extent]).first().copied();
+    state.map_or_else(|| store.is_removed(extent), |state| state.sealed)
 }
 
 fn apply_part(

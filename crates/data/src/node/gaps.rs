@@ -64,6 +64,11 @@ pub(super) async fn find(
     led: &States,
 ) -> Result<Gaps, DataError> {
     let (mut gaps, mut sources) = (Vec::new(), Vec::new());
+    if configuration.members == [leader] {
+        // Nobody else can give what it lacks, and it may be waiting for what is here (docs/decisions/0007). What has overwritten
+        // that since follows in its log, which it keeps until it has the bytes.
+        return Ok(Gaps { gaps, sources, index, deadline: Instant::now() });
+    }
     let deadline = Instant::now() + PATIENCE;
     let end = |extent| led.get(extent).map_or(0, |state| state.length);
     let longer = own.iter().filter(|(extent, state)| state.length > end(extent));

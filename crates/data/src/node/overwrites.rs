@@ -14,7 +14,7 @@ use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
 use crate::store::{ExtentStore, Overwriting, StoreError, checksums_of};
 
-use super::apply::CommittedOverwrite;
+use super::apply::{CommittedOverwrite, has_all};
 use super::disk::Disk;
 use super::metrics::Metrics;
 use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
@@ -23,10 +23,13 @@ use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
 pub(crate) const ENTRY_BYTES_MAX: usize = TRANSFER_BYTES_MAX + HEAD_BYTES_MAX;
 /// A proposal that nobody hears of for this long is given up: the client was told "lost" before.
 const PROPOSAL_MS: u64 = 30_000;
+/// The log is kept for bytes that are still to come as long as so many bytes of it were applied meanwhile.
+const HELD_BYTES_MAX: u64 = 4 << 30;
 /// All members must have marked an extent within this time, else the client tries again.
 const MARK_WAIT: Duration = Duration::from_secs(3);
 /// Between two questions whether a member has marked an extent.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
+
 impl Disk {
     /// A client's overwrite.
     pub fn overwrite(&mut self, it: Overwrite, payload: &Bytes, reply: Reply, arrived_us: u64) {
@@ -260,12 +263,12 @@ impl Disk {
         let mut due = Vec::new();
         for (id, partition) in &mut self.partitions {
             give_up_old(partition, now);
+            let news = may_forget(partition) > partition.state.applied;
             let checkpoint = &mut partition.checkpoint;
             if checkpoint.at_ms == 0 {
                 checkpoint.at_ms = now;
             }
             let waited = now.saturating_sub(checkpoint.at_ms) >= trim_ms;
-            let news = partition.applying.borrow().applied() > partition.state.applied;
             let wanted = checkpoint.bytes >= bytes_max || (waited && news);
             if wanted && !checkpoint.is_running && !partition.is_installing {
                 due.push(*id);
@@ -282,14 +285,15 @@ impl Disk {
     /// Flushes what was overwritten, writes the applied index down, then lets the log go.
     fn start_checkpoint(&mut self, id: PartitionId, now: u64) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let (index, since) = (partition.applying.borrow().applied(), partition.state.applied);
+        let (index, since) = (may_forget(partition), partition.state.applied);
         let touched: Vec<(ExtentId, u64)> = {
             let applying = partition.applying.borrow();
             applying.touched_after(since).into_iter().map(|extent| (extent, 0)).collect()
         };
-        partition.checkpoint.is_running = true;
-        partition.checkpoint.bytes = 0;
-        partition.checkpoint.at_ms = now;
+        let is_held = index < partition.applying.borrow().applied();
+        let checkpoint = &mut partition.checkpoint;
+        checkpoint.held_bytes = if is_held { checkpoint.held_bytes + checkpoint.bytes } else { 0 };
+        (checkpoint.is_running, checkpoint.bytes, checkpoint.at_ms) = (true, 0, now);
         let store = Arc::clone(&partition.store);
         self.workers.slow(
             move || flush_those_left(&store, &touched),
@@ -324,6 +328,18 @@ impl Disk {
                 }
             }),
         );
+    }
+}
+
+/// Up to where the log may be forgotten once what was overwritten is flushed: not what found bytes missing here, of which
+/// this replica has nothing but the log, as long as that stays in bounds.
+fn may_forget(partition: &Partition) -> u64 {
+    let store = &partition.store;
+    let mut applying = partition.applying.borrow_mut();
+    applying.filled(|extent| has_all(store, extent));
+    match partition.checkpoint.held_bytes {
+        ..HELD_BYTES_MAX => applying.applied_in_full(),
+        HELD_BYTES_MAX.. => applying.applied(),
     }
 }
 

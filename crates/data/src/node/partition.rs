@@ -116,6 +116,8 @@ pub(crate) struct Checkpoint {
     pub is_running: bool,
     /// Bytes of entries applied since.
     pub bytes: u64,
+    /// Bytes of entries applied before, since the log was last trimmed up to what is applied.
+    pub held_bytes: u64,
     /// When.
     pub at_ms: u64,
 }

@@ -31,6 +31,8 @@ impl Run {
         claims: &[Claim],
     ) -> Result<Vec<Claim>, DataError> {
         let is_member = |node: &NodeId| self.configuration.members.contains(node);
+        // …which may lack what was promised, and its learner have it.
+        let goes_alone = self.configuration.members.len() == 1;
         let members = claims.iter().filter(|claim| is_member(&claim.node));
         let lengths: Vec<Option<u64>> =
             members.map(|claim| claim.state.map(|state| state.length)).collect();
@@ -43,7 +45,10 @@ impl Run {
             // difference: what was acknowledged did not need it.
             let shortest = if is_member(&claim.node) { of_holders } else { of_all };
             let (Some(state), Some(shortest)) = (&mut claim.state, shortest) else { continue };
-            let needed = shortest.max(promised.unwrap_or(0));
+            let needed = match goes_alone {
+                true => state.length,
+                false => shortest.max(promised.unwrap_or(0)),
+            };
             let promised = (shortest, needed.min(state.length));
             let end = match self.damaged_at_an_end(extent, claim.node, promised, claims).await? {
                 Some(start) => start,

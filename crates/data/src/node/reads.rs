@@ -10,7 +10,7 @@ use bytes::Bytes;
 use milpa_host::clock::{now_ms, now_us};
 use milpa_host::rpc::Reply;
 use milpa_types::{DataError, ExtentId, PartitionId};
-use milpa_wire::data::{DataAnswer, DataReply, Read, TRANSFER_BYTES_MAX};
+use milpa_wire::data::{DataAnswer, DataReply, ExtentState, Read, TRANSFER_BYTES_MAX};
 
 use crate::store::{StoreError, StoredBytes};
 
@@ -114,13 +114,13 @@ impl Disk {
     fn read_unless_marked(&mut self, read: Read, reply: Reply, arrived_us: u64) {
         let Some(partition) = self.partitions.get(&read.partition) else { return };
         let (store, leads) = (Arc::clone(&partition.store), partition.leads());
-        let hint = partition.leader;
+        let not_leader = DataError::NotPrimary { hint: partition.leader };
         let events = self.events.clone();
         self.workers.read(move || {
-            let marked =
-                store.states(&[read.extent]).first().is_some_and(|state| state.overwritten);
+            let states = store.states(&[read.extent]);
+            let marked = states.first().is_some_and(|state| state.overwritten);
             if marked && !leads {
-                return answer(reply, Err(DataError::NotPrimary { hint }));
+                return answer(reply, Err(lost_of(&read, &states).unwrap_or(not_leader)));
             }
             let then: super::workers::Continuation = if marked {
                 Box::new(move |disk| disk.read_as_leader(read, reply, arrived_us))
@@ -196,6 +196,14 @@ impl Disk {
             _ => data_error(error),
         }
     }
+}
+
+/// What lies behind the end of a sealed extent is lost, whoever leads: its length was decided for all. The leader may have
+/// nothing of it, and cannot tell whether it is still to get it.
+fn lost_of(read: &Read, states: &[ExtentState]) -> Option<DataError> {
+    let end = read.offset.saturating_add(u64::from(read.length));
+    let lost = states.first().filter(|state| state.sealed && end > state.length);
+    lost.map(|state| DataError::Lost { length: state.length })
 }
 
 fn answer_read(reply: Reply, result: Result<StoredBytes, DataError>, arrived_us: u64) {

@@ -14,6 +14,7 @@ use milpa_wire::data::{Configuration, DataAnswer, DataRequest, ExtentState};
 
 use crate::store::StoreError;
 
+use super::apply::has_all;
 use super::disk::Disk;
 use super::fill::Filling;
 use super::gaps;
@@ -24,12 +25,21 @@ const REPORT_PAUSE: Duration = Duration::from_millis(50);
 const REPORT_TRIES: u32 = 60;
 
 impl Disk {
-    /// Leader: a follower needs entries that are gone. The extents as they are take their place.
+    /// Leader: a follower needs entries that are gone. The extents as they are take their place; not of what found bytes
+    /// missing here: that comes with the log, or after the bytes.
     pub fn offer_snapshot(&mut self, id: PartitionId) {
-        let Some(applied) = self.applied(id) else { return };
-        if let Some(snapshot) = self.driver.multi.describe(id, applied) {
-            self.driver.multi.set_snapshot(id, snapshot);
-        }
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let index = {
+            let mut applying = partition.applying.borrow_mut();
+            applying.filled(|extent| has_all(&partition.store, extent));
+            applying.applied_in_full()
+        };
+        let Some(mut snapshot) = self.driver.multi.describe(id, index) else { return };
+        // Who learns since then is to take it as well: the log that follows says so once more.
+        let members = self.driver.multi.status(id).map(|status| status.members);
+        let learners = members.map(|members| members.learners).unwrap_or_default();
+        snapshot.members.learn(&learners);
+        self.driver.multi.set_snapshot(id, snapshot);
     }
 
     /// Follower: copies what the leader overwrote.

@@ -95,6 +95,52 @@ fn a_survivor_is_given_what_it_lacks_by_who_left_with_everything() {
     });
 }
 
+/// Found by a reader: what is overwritten of bytes that the survivor lacks, it has in its log alone, which it trimmed; and who
+/// had the bytes called them damaged as he copied a snapshot of the survivor, who could not vouch for them.
+#[test]
+fn a_survivor_keeps_the_overwrites_of_what_it_lacks_until_it_is_given_that() {
+    run(async |cluster| {
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let mut bytes = pattern(1, 10_000_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes[..500_000]).await;
+        for offset in (1..20).map(|piece| piece * 500_000) {
+            let target = AppendTarget::Extent { extent, offset: offset as u64 };
+            let piece = &bytes[offset..offset + 500_000];
+            cluster.append_patiently(1, 2, target, piece).await;
+        }
+        cluster.start_slow_filling_node(3, 1 << 20).await;
+        cluster.configure(learning(3, 3), &[1, 2, 3]).await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.kill_node(1).await;
+        cluster.configure(configuration(5, &[2, 3]), &[2, 3]).await;
+        let over = pattern(3, 200_000);
+        bytes[9_600_000..9_800_000].copy_from_slice(&over);
+        cluster.overwrite(&[2, 3], 5, extent, 9_600_000, &over).await;
+        cluster.overwrite_until_trimmed(&[2, 3], 5, extent).await;
+        bytes[1_000..4_000].copy_from_slice(&pattern(2, 3_000));
+        cluster.kill_nodes(&[2, 3]).await;
+        cluster.start_node(3).await;
+        let word = Configuration { learners: vec![NodeId(1)], ..configuration(6, &[3]) };
+        cluster.configure(word, &[3]).await;
+        assert!(cluster.report(3).await.is_some_and(|report| report.unaligned > 0));
+        cluster.start_node(1).await;
+        nodes::until("they hold the same", async || {
+            let report = cluster.report(3).await?;
+            (report.unaligned == 0 && report.current.contains(&NodeId(1))).then_some(())
+        })
+        .await;
+        for node in [1, 3] {
+            let held = std::fs::read(cluster.extent_file(node, extent)).unwrap();
+            assert!(held.get(..bytes.len()) == Some(&bytes[..]), "node {node}");
+        }
+        cluster.configure(configuration(7, &[1, 3]), &[1, 3]).await;
+        cluster.append_patiently(1, 7, AppendTarget::New { token: 2 }, &bytes[..1_000]).await;
+        cluster.equal_digests(&[1, 3], 2).await;
+    });
+}
+
 /// What the two may have committed that were given up for good and came back together: here node 3 has a
 /// history of its own, in the same group. It cannot follow the group's log, leaves, and is made anew.
 #[test]

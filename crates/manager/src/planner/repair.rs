@@ -88,8 +88,10 @@ fn next(
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<(Configuration, Option<Epoch>)> {
     let adopted = view.loads.adopted(record)?;
-    if is_alone_and_lacking(view, record) {
-        return None;
+    if let [alone] = record.configuration.members[..]
+        && !view.state.is_whole(record.id, alone)
+    {
+        return Some((other_complement(view, record, adopted, alone)?, None));
     }
     if let Some(configuration) = survivors_configuration(view, record, adopted) {
         return Some((configuration, None));
@@ -171,10 +173,21 @@ fn wanted_configuration(
     Some(Configuration { epoch: Epoch(present.epoch.0 + 1), members: wanted, primary, learners })
 }
 
-/// Whether a member that goes on alone has still to be given what it lacks: by its learner, and by nobody else.
-fn is_alone_and_lacking(view: View<'_>, record: &DataRecord) -> bool {
-    let members = &record.configuration.members;
-    matches!(members[..], [alone] if !view.state.is_whole(record.id, alone))
+/// One that goes on alone and has still to be given what it lacks is given it by its learner, and by nobody else: but for
+/// another one who has it, if the learner is not there any more.
+fn other_complement(
+    view: View<'_>,
+    record: &DataRecord,
+    adopted: &Configuration,
+    alone: NodeId,
+) -> Option<Configuration> {
+    let present = &record.configuration;
+    let is_there = |node: &NodeId| may_stay(view, record, *node);
+    if adopted.epoch != present.epoch || present.learners.iter().all(is_there) {
+        return None;
+    }
+    let learners = vec![complement(view, record, alone)?];
+    Some(Configuration { epoch: Epoch(present.epoch.0 + 1), learners, ..present.clone() })
 }
 
 /// That of one of two members when the other one is lost for good (docs/decisions/0007): it takes no

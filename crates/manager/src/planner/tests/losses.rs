@@ -1,5 +1,7 @@
 //! Members that are lost: who goes on without them, and which decisions are taken back.
 
+use std::collections::BTreeSet;
+
 use milpa_types::{Epoch, NodeId, NodeState, PartitionId};
 use milpa_wire::data::Configuration;
 
@@ -230,6 +232,32 @@ fn who_goes_on_alone_is_given_what_it_lacks_by_who_left_with_everything() {
     assert!(world.log.state.is_whole(partition, NodeId(104)));
     world.wait(20_000);
     assert_eq!(decided(&world).members.len(), 3);
+}
+
+/// Found by a reader: who was to give it the rest did not come back, and the other one did, taken for dead.
+#[test]
+fn who_goes_on_alone_is_given_what_it_lacks_by_whoever_is_there() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.policy.dead_after_ms = 10_000;
+    for (members, epoch) in [(&[105, 106][..], 2), (&[104, 105, 106], 3), (&[104, 105], 4)] {
+        adopt_unaligned(&mut world, 4, epoch, members);
+    }
+    let learners = |world: &World| world.data_record(4).configuration.learners.clone();
+    let mut without = |world: &mut World, node| {
+        world.down = BTreeSet::from([NodeId(node)]);
+        world.wait(14_000);
+        let configuration = &world.data_record(4).configuration;
+        (configuration.members == nodes(&[104])).then(|| learners(world))
+    };
+    assert_eq!(without(&mut world, 105), Some(nodes(&[106])));
+    assert_eq!(without(&mut world, 106), Some(nodes(&[105])));
+    world.down.clear();
+    for report in world.data.values_mut().filter_map(|held| held.get_mut(&partition)) {
+        report.unaligned = 0;
+    }
+    world.wait(20_000);
+    assert_eq!(world.data_record(4).configuration.members.len(), 3);
 }
 
 /// What is at its place now was made there later, and has nothing.
