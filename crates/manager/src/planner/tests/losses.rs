@@ -244,7 +244,7 @@ fn who_goes_on_alone_is_given_what_it_lacks_by_whoever_is_there() {
         adopt_unaligned(&mut world, 4, epoch, members);
     }
     let learners = |world: &World| world.data_record(4).configuration.learners.clone();
-    let mut without = |world: &mut World, node| {
+    let without = |world: &mut World, node| {
         world.down = BTreeSet::from([NodeId(node)]);
         world.wait(14_000);
         let configuration = &world.data_record(4).configuration;
