@@ -18,7 +18,7 @@ pub fn all() -> Vec<Decoder> {
     let mut all = crate::store::decoders::all();
     all.extend([
         Decoder {
-            name: "partition-state-3",
+            name: "partition-state-4",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -49,6 +49,7 @@ fn state(seed: u64) -> Vec<u8> {
             ids_until: 16,
             relaxed: false,
             configured: LogPosition { term: 5, index: 97 },
+            lacks_overwritten: true,
         },
         _ => generate(seed),
     }
@@ -117,11 +118,14 @@ mod tests {
     #[test]
     fn the_first_formats_of_a_partition_s_state_are_read() {
         let now = PartitionState::decode(&state(0)).unwrap();
-        let then = PartitionState { configured: LogPosition::default(), ..now };
+        let third = PartitionState { lacks_overwritten: false, ..now };
+        let then = PartitionState { configured: LogPosition::default(), ..third.clone() };
         let first = include_bytes!("../golden/partition-state");
         assert_eq!(PartitionState::decode(first), Ok(then.clone()));
         let second = include_bytes!("../golden/partition-state-2");
         assert_eq!(PartitionState::decode(second), Ok(then));
+        let bytes = include_bytes!("../golden/partition-state-3");
+        assert_eq!(PartitionState::decode(bytes), Ok(third));
     }
 
     #[test]

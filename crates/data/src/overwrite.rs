@@ -80,8 +80,6 @@ pub struct Applying {
     covered: u64,
     /// Those that the disk could not do: the old bytes are there until another replica gives the new.
     hindered: BTreeMap<u64, ExtentId>,
-    /// Extents of which an overwrite found bytes missing here that are still to come, and the first one that did.
-    lacking: BTreeMap<ExtentId, u64>,
 }
 
 impl Applying {
@@ -96,7 +94,6 @@ impl Applying {
             last: BTreeMap::new(),
             covered: 0,
             hindered: BTreeMap::new(),
-            lacking: BTreeMap::new(),
         }
     }
 
@@ -113,24 +110,6 @@ impl Applying {
     /// The disk could not do an entry.
     pub fn hinder(&mut self, index: u64, extent: ExtentId) {
         self.hindered.insert(index, extent);
-    }
-
-    /// An entry found bytes missing here: whoever gives them has applied it, if he is not lost before.
-    pub fn lacked(&mut self, index: u64, extent: ExtentId) {
-        let first = self.lacking.entry(extent).or_insert(index);
-        *first = index.min(*first);
-    }
-
-    /// Forgets the extents that have all their bytes.
-    pub fn filled(&mut self, has_all: impl Fn(ExtentId) -> bool) {
-        self.lacking.retain(|extent, _| !has_all(*extent));
-    }
-
-    /// Up to here the log is not needed: everything is applied, to bytes that are here.
-    #[must_use]
-    pub fn applied_in_full(&self) -> u64 {
-        let first = self.lacking.values().min().copied().unwrap_or(u64::MAX);
-        self.applied.min(first.saturating_sub(1))
     }
 
     /// Whether the extent has bytes that a committed overwrite has replaced.
@@ -185,8 +164,6 @@ impl Applying {
         self.delivered = self.delivered.max(index);
         self.done = self.done.split_off(&(self.applied + 1));
         self.hindered = self.hindered.split_off(&(self.applied + 1));
-        let next = self.applied + 1;
-        self.lacking.values_mut().for_each(|first| *first = next.max(*first));
     }
 
     /// Everything up to here is applied (not flushed).
@@ -286,29 +263,6 @@ mod tests {
         assert!(applying.is_hindered(a) && !applying.is_hindered(b));
         applying.finish(2, Some(a));
         assert!(!applying.is_hindered(a));
-    }
-
-    /// Found by a reader: the log was trimmed behind an overwrite of bytes that were still to come. He who had them was lost,
-    /// and it was on no replica any more.
-    #[test]
-    fn the_log_is_needed_from_the_first_overwrite_on_that_found_bytes_missing() {
-        let (a, b) = (ExtentId(1), ExtentId(2));
-        let mut applying = Applying::new(10);
-        for (index, extent) in [(11, a), (12, b), (13, b), (14, a)] {
-            applying.begin(index, Some(extent));
-            applying.finish(index, Some(extent));
-        }
-        assert_eq!(applying.applied_in_full(), 14);
-        for (index, extent) in [(13, b), (12, b), (14, a)] {
-            applying.lacked(index, extent);
-        }
-        assert_eq!((applying.applied(), applying.applied_in_full()), (14, 11));
-        applying.filled(|extent| extent == b);
-        assert_eq!(applying.applied_in_full(), 13);
-        applying.jump(20);
-        assert_eq!(applying.applied_in_full(), 20, "a snapshot stands for those before");
-        applying.filled(|_| true);
-        assert_eq!(applying.applied_in_full(), 20);
     }
 
     /// Story: bytes that were fetched before a snapshot landed behind it, without the overwrites that it

@@ -72,14 +72,6 @@ impl Members {
             .any(|list| list.contains(&node))
     }
 
-    /// Takes in those of `learners` that take no part yet.
-    pub fn learn(&mut self, learners: &[NodeId]) {
-        let new = learners.iter().copied().filter(|node| !self.contains(*node));
-        let new: Vec<NodeId> = new.collect();
-        self.learners.extend(new);
-        self.learners.sort_unstable();
-    }
-
     /// Whether a change is under way.
     #[must_use]
     pub fn is_joint(&self) -> bool {

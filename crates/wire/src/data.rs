@@ -429,4 +429,6 @@ pub struct DataPartitionReport {
     pub unaligned: u64,
     /// Raft leader, while there are learners: the replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
+    /// A crash took bytes here that had been overwritten, and the members have not been compared since.
+    pub lacks_overwritten: bool,
 }

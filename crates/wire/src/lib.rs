@@ -1,4 +1,4 @@
-//! What travels between MilpaFS processes: frames, and the messages of protocol version 2.
+//! What travels between MilpaFS processes: frames, and the messages.
 //!
 //! A frame ([`frame`]) is a fixed header, a small encoded *body* and a bulk *payload* that is never
 //! copied into or out of the body. Bodies are [postcard] encodings of the enums in [`meta`]
@@ -26,9 +26,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The newest protocol version this build speaks. Peers agree on the highest common one.
-pub const PROTOCOL_VERSION: u16 = 5;
+pub const PROTOCOL_VERSION: u16 = 6;
 /// The oldest protocol version this build still speaks.
-pub const PROTOCOL_VERSION_MIN: u16 = 5;
+pub const PROTOCOL_VERSION_MIN: u16 = 6;
 
 /// Bytes that are not a message of this protocol version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

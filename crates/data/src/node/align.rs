@@ -155,6 +155,9 @@ impl Disk {
         alignment.failures = if done { 0 } else { alignment.failures.saturating_add(1) };
         alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(2) };
         if done && all {
+            if partition.configuration.members.len() > 1 {
+                partition.state.lacks_overwritten = false;
+            }
             tracing::info!(partition = %id, %epoch, "all replicas are aligned");
         }
     }

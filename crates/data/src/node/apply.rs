@@ -37,24 +37,18 @@ impl CommittedOverwrite {
     }
 }
 
-/// What an overwrite leaves to do.
-#[derive(Default)]
-struct Done {
-    /// These blocks are to be repaired.
-    damaged: Vec<u64>,
-    /// The extent ends before what is overwritten, and its bytes are still to come.
-    lacks: bool,
-}
-
 /// How applying an overwrite went on a disk thread.
 enum Applied {
-    /// The bytes are on the extent, or the extent is gone.
-    Done(Done),
+    /// The bytes are on the extent, or the extent is gone. These blocks are to be repaired.
+    Done(Vec<u64>),
     /// The old bytes could not be read, or the new ones not be written, this time.
     Hindered,
     /// The disk failed: nothing more is applied.
     Failed,
 }
+
+/// Of an extent that is being repeated: whether bytes are missing here that it overwrites.
+type Lacks = bool;
 
 impl Disk {
     /// Applies an overwrite, and once more those that were applied behind it.
@@ -75,31 +69,36 @@ impl Disk {
         self.workers.ordered(
             (id, extent),
             move || (apply_all(&store, &it, &behind), it),
-            move |disk, (applied, it)| match applied {
-                Applied::Done(Done { damaged, lacks }) => {
-                    if let Some(partition) = disk.partitions.get_mut(&id) {
-                        if lacks {
-                            partition.applying.borrow_mut().lacked(position.index, extent);
+            move |disk, ((applied, lacks), it)| {
+                if lacks && let Some(partition) = disk.partitions.get_mut(&id) {
+                    // Saved with the applied index, before the log is trimmed behind it.
+                    partition.state.lacks_overwritten = true;
+                }
+                match applied {
+                    Applied::Done(damaged) => {
+                        if let Some(partition) = disk.partitions.get_mut(&id) {
+                            // Whole now, they may rot again.
+                            partition.lost.remove_written(extent, blocks, &damaged);
+                            // What the log makes of them may be what others have.
+                            damaged
+                                .iter()
+                                .for_each(|block| partition.lost.find_anew(extent, *block));
                         }
-                        // Whole now, they may rot again.
-                        partition.lost.remove_written(extent, blocks, &damaged);
-                        // What the log makes of them may be what others have.
-                        damaged.iter().for_each(|block| partition.lost.find_anew(extent, *block));
+                        disk.entry_applied(id, position, Some(extent), Ok(()));
+                        // One that finds no place is found again by who reads it, and by the scrub.
+                        for block in damaged {
+                            disk.repair_block(id, extent, block);
+                        }
                     }
-                    disk.entry_applied(id, position, Some(extent), Ok(()));
-                    // One that finds no place is found again by who reads it, and by the scrub.
-                    for block in damaged {
-                        disk.repair_block(id, extent, block);
+                    Applied::Hindered => {
+                        if let Some(partition) = disk.partitions.get(&id) {
+                            partition.applying.borrow_mut().hinder(position.index, extent);
+                        }
+                        disk.repair_until_done(id, position, it, refusals);
                     }
+                    // The fence is up: everybody is told elsewhere, and the log keeps the entry.
+                    Applied::Failed => {}
                 }
-                Applied::Hindered => {
-                    if let Some(partition) = disk.partitions.get(&id) {
-                        partition.applying.borrow_mut().hinder(position.index, extent);
-                    }
-                    disk.repair_until_done(id, position, it, refusals);
-                }
-                // The fence is up: everybody is told elsewhere, and the log keeps the entry.
-                Applied::Failed => {}
             },
         );
     }
@@ -195,30 +194,27 @@ fn apply_all(
     store: &ExtentStore,
     it: &CommittedOverwrite,
     behind: &[Arc<CommittedOverwrite>],
-) -> Applied {
-    let mut done = Done::default();
+) -> (Applied, Lacks) {
+    let (mut damaged, mut lacks) = (Vec::new(), false);
     for it in std::iter::once(it).chain(behind.iter().map(Arc::as_ref)) {
-        match apply(store, it) {
-            Applied::Done(Done { damaged, lacks }) => {
-                done.damaged.extend(damaged);
-                done.lacks |= lacks;
-            }
-            other => return other,
+        match apply(store, it, &mut lacks) {
+            Applied::Done(blocks) => damaged.extend(blocks),
+            other => return (other, lacks),
         }
     }
-    Applied::Done(done)
+    (Applied::Done(damaged), lacks)
 }
 
 /// Replaces what this replica holds of the range. What it lacks comes with the bytes that fill
 /// it: those are fetched only from replicas that have applied at least as much of the log.
-fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
+fn apply(store: &ExtentStore, it: &CommittedOverwrite, lacks: &mut Lacks) -> Applied {
     let CommittedOverwrite { extent, offset, bytes, checksums, overwriting } = it;
     let (extent, offset, overwriting) = (*extent, *offset, *overwriting);
     let whole = Checksums::of_payload(checksums);
-    let mut lacks = false;
+    let is_repeated = matches!(overwriting, Overwriting::Repeated);
     let mut once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {
-            lacks = !has_all(store, extent);
+            *lacks |= is_repeated && !is_sealed(store, extent);
             apply_part(store, extent, offset, bytes, length, overwriting)
         }
         other => other,
@@ -229,9 +225,13 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
         other => other,
     };
     match result {
-        Ok(damaged) => Applied::Done(Done { damaged, lacks }),
+        Ok(damaged) => Applied::Done(damaged),
+        Err(StoreError::NoExtent) if is_repeated => {
+            *lacks |= !store.is_removed(extent);
+            Applied::Done(Vec::new())
+        }
         Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
-            Applied::Done(Done::default())
+            Applied::Done(Vec::new())
         }
         // In place needs no space but for a mark.
         Err(
@@ -247,10 +247,9 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite) -> Applied {
     }
 }
 
-/// Whether an extent has all bytes that it will ever have here: its length was decided, or it was removed.
-pub(super) fn has_all(store: &ExtentStore, extent: ExtentId) -> bool {
-    let state = store.states(&[extent]).first().copied();
-    state.map_or_else(|| store.is_removed(extent), |state| state.sealed)
+/// Whether the extent has all bytes that it will ever have here.
+fn is_sealed(store: &ExtentStore, extent: ExtentId) -> bool {
+    store.states(&[extent]).first().is_some_and(|state| state.sealed)
 }
 
 fn apply_part(

@@ -337,6 +337,11 @@ fn release_behind(store: &ExtentStore, extent: ExtentId, held: u64, end: u64) {
 }
 
 impl Disk {
+    /// What a partition has applied of its log.
+    pub fn applied(&self, id: PartitionId) -> Option<u64> {
+        self.partitions.get(&id).map(|partition| partition.applying.borrow().applied())
+    }
+
     /// A partition's extents.
     pub fn store_of(&self, id: PartitionId) -> Option<Arc<ExtentStore>> {
         self.partitions.get(&id).map(|partition| Arc::clone(&partition.store))

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, NodeId};
-use milpa_wire::data::{Configuration, ExtentState, TRANSFER_BYTES_MAX};
+use milpa_wire::data::{DataPartitionReport, ExtentState, TRANSFER_BYTES_MAX};
 use tokio::time::Instant;
 
 use crate::store::{ExtentStore, StoreError};
@@ -59,14 +59,15 @@ pub(super) struct Gaps {
 pub(super) async fn find(
     filling: &Filling,
     (leader, index): (NodeId, u64),
-    configuration: &Configuration,
+    report: &DataPartitionReport,
     own: &States,
     led: &States,
 ) -> Result<Gaps, DataError> {
     let (mut gaps, mut sources) = (Vec::new(), Vec::new());
-    if configuration.members == [leader] {
-        // Nobody else can give what it lacks, and it may be waiting for what is here (docs/decisions/0007). What has overwritten
-        // that since follows in its log, which it keeps until it has the bytes.
+    let configuration = &report.configuration;
+    if configuration.members == [leader] && !report.lacks_overwritten {
+        // It never had what it lacks, so that nobody was told that this is overwritten, and waits for it to come from here
+        // (docs/decisions/0007).
         return Ok(Gaps { gaps, sources, index, deadline: Instant::now() });
     }
     let deadline = Instant::now() + PATIENCE;

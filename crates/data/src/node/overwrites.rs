@@ -14,7 +14,7 @@ use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
 use crate::store::{ExtentStore, Overwriting, StoreError, checksums_of};
 
-use super::apply::{CommittedOverwrite, has_all};
+use super::apply::CommittedOverwrite;
 use super::disk::Disk;
 use super::metrics::Metrics;
 use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
@@ -23,13 +23,10 @@ use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
 pub(crate) const ENTRY_BYTES_MAX: usize = TRANSFER_BYTES_MAX + HEAD_BYTES_MAX;
 /// A proposal that nobody hears of for this long is given up: the client was told "lost" before.
 const PROPOSAL_MS: u64 = 30_000;
-/// The log is kept for bytes that are still to come as long as so many bytes of it were applied meanwhile.
-const HELD_BYTES_MAX: u64 = 4 << 30;
 /// All members must have marked an extent within this time, else the client tries again.
 const MARK_WAIT: Duration = Duration::from_secs(3);
 /// Between two questions whether a member has marked an extent.
 const MARK_PAUSE: Duration = Duration::from_millis(5);
-
 impl Disk {
     /// A client's overwrite.
     pub fn overwrite(&mut self, it: Overwrite, payload: &Bytes, reply: Reply, arrived_us: u64) {
@@ -40,7 +37,8 @@ impl Disk {
         let (extent, length) = (it.extent, payload.len() as u64);
         let head = EntryHead::Overwrite { extent, offset: it.offset, checksums: it.checksums };
         let proposed = self.driver.multi.propose(id, encode_entry(&head, payload));
-        let waiting = Waiting::Overwrite { extent, length, reply, arrived_us };
+        let end = it.offset.saturating_add(length);
+        let waiting = Waiting::Overwrite { extent, end, length, reply, arrived_us };
         self.proposed(id, proposed, waiting);
     }
 
@@ -185,9 +183,10 @@ impl Disk {
             return refuse(proposal.waiting, &DataError::Busy);
         }
         match proposal.waiting {
-            Waiting::Overwrite { extent, length, reply, arrived_us } => match result {
+            Waiting::Overwrite { extent, end, length, reply, arrived_us } => match result {
                 Ok(()) => {
-                    self.answer_overwrite(id, (extent, position.index), length, reply, arrived_us);
+                    let it = Overwritten { extent, end, index: position.index };
+                    self.answer_overwrite(id, it, length, reply, arrived_us);
                 }
                 Err(error) => answer(reply, Err(error)),
             },
@@ -197,12 +196,15 @@ impl Disk {
         }
     }
 
-    /// Answers at once if all members are known to send readers of this extent to the leader;
-    /// else asks them until they do. One round trip, at an extent's first overwrite.
+    /// Answers at once if all members are known to send readers of this extent to the leader, and to have the bytes
+    /// that were overwritten; else asks them until that is so. One round trip, at an extent's first overwrite.
+    ///
+    /// One that lacks the bytes counts as having applied the entry, and forgets it: if the others were lost before they
+    /// have given them, what was acknowledged would be on no replica.
     fn answer_overwrite(
         &mut self,
         id: PartitionId,
-        (extent, index): (ExtentId, u64),
+        it: Overwritten,
         length: u64,
         reply: Reply,
         arrived_us: u64,
@@ -215,7 +217,7 @@ impl Disk {
             metrics.overwrite_seconds.observe(seconds);
             answer_done(reply, Ok(()));
         };
-        if partition.marked_everywhere.contains(&extent) {
+        if partition.marked_everywhere.get(&it.extent).is_some_and(|held| *held >= it.end) {
             return done(reply);
         }
         let configuration = partition.configuration.clone();
@@ -223,9 +225,12 @@ impl Disk {
         let (shared, disk, node) = (Rc::clone(&self.shared), self.index, self.shared.node);
         tokio::task::spawn_local(async move {
             tokio::time::sleep(of_others).await;
+            let mut shortest = u64::MAX;
             for member in configuration.members.iter().filter(|member| **member != node) {
-                let asked = marked(&shared, id, configuration.epoch, (extent, index), *member);
-                if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
+                let asked = marked(&shared, id, configuration.epoch, it, *member);
+                if let Ok(Some(held)) = tokio::time::timeout(MARK_WAIT, asked).await {
+                    shortest = shortest.min(held);
+                } else {
                     // The bytes are committed, but a reader may still see the old ones at this
                     // member. The client repeats itself until it is heard or out of the epoch.
                     return answer(reply, Err(DataError::Busy));
@@ -235,7 +240,7 @@ impl Disk {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
                 // Another one may have members that were not asked.
                 if partition.configuration.epoch == configuration.epoch {
-                    partition.marked_everywhere.insert(extent);
+                    partition.marked_everywhere.insert(it.extent, shortest);
                 }
             };
             shared.ask_disk(disk, note).await;
@@ -263,12 +268,12 @@ impl Disk {
         let mut due = Vec::new();
         for (id, partition) in &mut self.partitions {
             give_up_old(partition, now);
-            let news = may_forget(partition) > partition.state.applied;
             let checkpoint = &mut partition.checkpoint;
             if checkpoint.at_ms == 0 {
                 checkpoint.at_ms = now;
             }
             let waited = now.saturating_sub(checkpoint.at_ms) >= trim_ms;
+            let news = partition.applying.borrow().applied() > partition.state.applied;
             let wanted = checkpoint.bytes >= bytes_max || (waited && news);
             if wanted && !checkpoint.is_running && !partition.is_installing {
                 due.push(*id);
@@ -285,15 +290,14 @@ impl Disk {
     /// Flushes what was overwritten, writes the applied index down, then lets the log go.
     fn start_checkpoint(&mut self, id: PartitionId, now: u64) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let (index, since) = (may_forget(partition), partition.state.applied);
+        let (index, since) = (partition.applying.borrow().applied(), partition.state.applied);
         let touched: Vec<(ExtentId, u64)> = {
             let applying = partition.applying.borrow();
             applying.touched_after(since).into_iter().map(|extent| (extent, 0)).collect()
         };
-        let is_held = index < partition.applying.borrow().applied();
-        let checkpoint = &mut partition.checkpoint;
-        checkpoint.held_bytes = if is_held { checkpoint.held_bytes + checkpoint.bytes } else { 0 };
-        (checkpoint.is_running, checkpoint.bytes, checkpoint.at_ms) = (true, 0, now);
+        partition.checkpoint.is_running = true;
+        partition.checkpoint.bytes = 0;
+        partition.checkpoint.at_ms = now;
         let store = Arc::clone(&partition.store);
         self.workers.slow(
             move || flush_those_left(&store, &touched),
@@ -331,18 +335,6 @@ impl Disk {
     }
 }
 
-/// Up to where the log may be forgotten once what was overwritten is flushed: not what found bytes missing here, of which
-/// this replica has nothing but the log, as long as that stays in bounds.
-fn may_forget(partition: &Partition) -> u64 {
-    let store = &partition.store;
-    let mut applying = partition.applying.borrow_mut();
-    applying.filled(|extent| has_all(store, extent));
-    match partition.checkpoint.held_bytes {
-        ..HELD_BYTES_MAX => applying.applied_in_full(),
-        HELD_BYTES_MAX.. => applying.applied(),
-    }
-}
-
 /// Flushes extents of which some may be removed by now.
 fn flush_those_left(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<(), StoreError> {
     for extent in extents {
@@ -354,41 +346,51 @@ fn flush_those_left(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
     Ok(())
 }
 
-/// Whether a member marks the extent as overwritten, asked until it does.
+/// What was overwritten: an extent's bytes below `end`, by the log's entry `index`.
+#[derive(Clone, Copy)]
+struct Overwritten {
+    extent: ExtentId,
+    end: u64,
+    index: u64,
+}
+
+/// How many bytes of the extent a member has, asked until it marks the extent as overwritten and has those that
+/// were. `None` if it will not.
 async fn marked(
     shared: &Rc<super::shared::Shared>,
     partition: PartitionId,
     epoch: milpa_types::Epoch,
-    (extent, index): (ExtentId, u64),
+    it: Overwritten,
     member: NodeId,
-) -> bool {
-    let request = DataRequest::ExtentInfo { partition, epoch, extents: vec![extent], after: None };
+) -> Option<u64> {
+    let extents = vec![it.extent];
+    let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
     loop {
         match shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await {
-            Ok((DataAnswer::Extents(states), _)) => {
-                let is_marked = match states.first() {
-                    Some(state) => state.overwritten,
-                    None => lacks_as_of(shared, partition, (extent, index), member).await,
-                };
-                if is_marked {
-                    return true;
+            Ok((DataAnswer::Extents(states), _)) => match states.first() {
+                Some(state) if state.overwritten && state.length >= it.end => {
+                    return Some(state.length);
                 }
-            }
-            Ok(_) => return false,
+                None if is_removed_as_of(shared, partition, it, member).await => {
+                    return Some(u64::MAX);
+                }
+                _ => {}
+            },
+            Ok(_) => return None,
             Err(error) => tracing::debug!(%member, %error, "cannot ask for a mark"),
         }
         tokio::time::sleep(MARK_PAUSE).await;
     }
 }
 
-/// Whether a member that has applied the log up to `index` has nothing of an extent. It serves nobody then, and what it
-/// copies later has the overwrite, and its mark; one that is behind may be copying what has neither.
-async fn lacks_as_of(
+/// Whether a member that has applied the log as far has removed the extent. It serves nobody then.
+async fn is_removed_as_of(
     shared: &Rc<super::shared::Shared>,
     partition: PartitionId,
-    (extent, index): (ExtentId, u64),
+    it: Overwritten,
     member: NodeId,
 ) -> bool {
+    let Overwritten { extent, index, .. } = it;
     let request = DataRequest::Fetch { partition, extent, offset: 0, length: 1, applied: index };
     let answer = shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await;
     matches!(answer, Err(DataError::NoExtent))

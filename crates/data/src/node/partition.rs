@@ -53,6 +53,8 @@ pub(crate) enum Waiting {
     Overwrite {
         /// The extent.
         extent: ExtentId,
+        /// Up to where in it.
+        end: u64,
         /// Bytes.
         length: u64,
         /// The way to answer.
@@ -116,8 +118,6 @@ pub(crate) struct Checkpoint {
     pub is_running: bool,
     /// Bytes of entries applied since.
     pub bytes: u64,
-    /// Bytes of entries applied before, since the log was last trimmed up to what is applied.
-    pub held_bytes: u64,
     /// When.
     pub at_ms: u64,
 }
@@ -173,8 +173,8 @@ pub(crate) struct Partition {
     pub licence: Licence,
     /// Own proposals by index.
     pub proposals: BTreeMap<u64, Proposal>,
-    /// Extents that all members of the epoch have marked as overwritten.
-    pub marked_everywhere: BTreeSet<ExtentId>,
+    /// Extents that all members of the epoch have marked as overwritten, and how many bytes of them all have.
+    pub marked_everywhere: BTreeMap<ExtentId, u64>,
     /// Flushing for the log.
     pub checkpoint: Checkpoint,
     /// A snapshot is being fetched.

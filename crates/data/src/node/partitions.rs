@@ -102,7 +102,7 @@ impl Partition {
             standing: None,
             licence: Licence::default(),
             proposals: BTreeMap::new(),
-            marked_everywhere: BTreeSet::new(),
+            marked_everywhere: BTreeMap::new(),
             checkpoint: Checkpoint::default(),
             is_installing: false,
             alignment: Alignment { wants_all, is_unknown, ..Alignment::default() },
@@ -194,6 +194,7 @@ impl Disk {
             ids_until: IDS_AT_START,
             relaxed: create.relaxed,
             configured: LogPosition::default(),
+            lacks_overwritten: false,
         };
         // Small, rare, and before anybody may rely on it: written on this thread.
         state.save(&self.states).map_err(|error| error.to_string())?;

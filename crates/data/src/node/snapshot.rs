@@ -10,11 +10,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use milpa_raft::{InstallSnapshot, SnapshotDescriptor};
 use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
-use milpa_wire::data::{Configuration, DataAnswer, DataRequest, ExtentState};
+use milpa_wire::data::{Configuration, DataAnswer, DataPartitionReport, DataRequest, ExtentState};
 
 use crate::store::StoreError;
 
-use super::apply::has_all;
 use super::disk::Disk;
 use super::fill::Filling;
 use super::gaps;
@@ -25,21 +24,12 @@ const REPORT_PAUSE: Duration = Duration::from_millis(50);
 const REPORT_TRIES: u32 = 60;
 
 impl Disk {
-    /// Leader: a follower needs entries that are gone. The extents as they are take their place; not of what found bytes
-    /// missing here: that comes with the log, or after the bytes.
+    /// Leader: a follower needs entries that are gone. The extents as they are take their place.
     pub fn offer_snapshot(&mut self, id: PartitionId) {
-        let Some(partition) = self.partitions.get(&id) else { return };
-        let index = {
-            let mut applying = partition.applying.borrow_mut();
-            applying.filled(|extent| has_all(&partition.store, extent));
-            applying.applied_in_full()
-        };
-        let Some(mut snapshot) = self.driver.multi.describe(id, index) else { return };
-        // Who learns since then is to take it as well: the log that follows says so once more.
-        let members = self.driver.multi.status(id).map(|status| status.members);
-        let learners = members.map(|members| members.learners).unwrap_or_default();
-        snapshot.members.learn(&learners);
-        self.driver.multi.set_snapshot(id, snapshot);
+        let Some(applied) = self.applied(id) else { return };
+        if let Some(snapshot) = self.driver.multi.describe(id, applied) {
+            self.driver.multi.set_snapshot(id, snapshot);
+        }
     }
 
     /// Follower: copies what the leader overwrote.
@@ -108,12 +98,13 @@ async fn copy(
     snapshot: &SnapshotDescriptor,
     left: &mut Vec<(ExtentId, u64)>,
 ) -> Result<Configuration, DataError> {
-    let configuration = configuration_with_us(filling, leader).await?;
+    let report = report_with_us(filling, leader).await?;
+    let configuration = report.configuration.clone();
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.
     let own = filling.states_of(filling.shared.node, configuration.epoch, None).await?;
     let led = filling.states_of(leader, configuration.epoch, None).await?;
-    let gaps = gaps::find(filling, (leader, index), &configuration, &own, &led).await?;
+    let gaps = gaps::find(filling, (leader, index), &report, &own, &led).await?;
     for state in led.values().filter(|state| state.overwritten) {
         let blocks = copy_extent(filling, leader, state, index).await?;
         left.extend(blocks.into_iter().map(|block| (state.extent, block)));
@@ -159,17 +150,17 @@ async fn copy_extent(
 
 /// The configuration that took this replica in is below the snapshot, so it does not come with the
 /// log: the leader's report is asked until it shows it.
-async fn configuration_with_us(
+async fn report_with_us(
     filling: &Filling,
     leader: NodeId,
-) -> Result<Configuration, DataError> {
+) -> Result<DataPartitionReport, DataError> {
     let node = filling.shared.node;
     for _ in 0..REPORT_TRIES {
-        let configuration = configuration_at(filling, leader).await?;
-        let Configuration { members, learners, .. } = &configuration;
+        let report = report_of(filling, leader).await?;
+        let Configuration { epoch, members, learners, .. } = &report.configuration;
         let names_us = members.contains(&node) || learners.contains(&node);
-        if names_us && is_in_force(filling, leader, configuration.epoch).await {
-            return Ok(configuration);
+        if names_us && is_in_force(filling, leader, *epoch).await {
+            return Ok(report);
         }
         tokio::time::sleep(REPORT_PAUSE).await;
     }
@@ -186,11 +177,11 @@ async fn is_in_force(filling: &Filling, leader: NodeId, epoch: Epoch) -> bool {
     filling.shared.ask_node(leader, &request, Bytes::new(), ASK_WAIT).await.is_ok()
 }
 
-async fn configuration_at(filling: &Filling, leader: NodeId) -> Result<Configuration, DataError> {
+async fn report_of(filling: &Filling, leader: NodeId) -> Result<DataPartitionReport, DataError> {
     let answer =
         filling.shared.ask_node(leader, &DataRequest::Report, Bytes::new(), ASK_WAIT).await?;
     let (DataAnswer::Report(report), _) = answer else { return Err(DataError::Invalid) };
     let mut partitions = report.partitions.into_iter();
     let found = partitions.find(|report| report.partition == filling.partition);
-    found.map(|report| report.configuration).ok_or(DataError::WrongPartition)
+    found.ok_or(DataError::WrongPartition)
 }

@@ -6,12 +6,13 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLPS"
-//!      4    4 format, 3
+//!      4    4 format, 4
 //!      8    4 CRC32C of all else
 //!     12    . the state, encoded
 //! ```
 //!
-//! In format 1 the checksum covered the state alone; up to format 2 the state ended before `configured`.
+//! In format 1 the checksum covered the state alone; up to format 2 the state ended before `configured`, in format 3
+//! before `lacks_overwritten`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -27,8 +28,10 @@ use serde::{Deserialize, Serialize};
 use crate::store::is_shortage;
 
 const MAGIC: [u8; 4] = *b"MLPS";
-const FORMAT: u32 = 3;
+const FORMAT: u32 = 4;
 /// Its states are shorter.
+const THIRD_FORMAT: u32 = 3;
+/// Its states are shorter still.
 const SECOND_FORMAT: u32 = 2;
 /// So are its states, and their checksum covers less.
 const FIRST_FORMAT: u32 = 1;
@@ -55,6 +58,9 @@ pub(crate) struct PartitionState {
     /// Where in the log the last configuration stood that came out of it; nowhere, if none did. One that came with
     /// the replica or with a snapshot may be newer.
     pub configured: LogPosition,
+    /// Bytes were missing here that the log, as it was repeated, overwrites: a crash took them, and what others
+    /// have of them may lack that. Until the members have been compared.
+    pub lacks_overwritten: bool,
 }
 
 /// Where the state of a partition lies.
@@ -88,9 +94,11 @@ impl PartitionState {
         }
         let state = if is_of(FORMAT) {
             milpa_wire::decode(body)
+        } else if is_of(THIRD_FORMAT) {
+            milpa_wire::decode(&[body, &milpa_wire::encode(&false)].concat())
         } else if is_of(FIRST_FORMAT) || is_of(SECOND_FORMAT) {
-            let nowhere = milpa_wire::encode(&LogPosition::default());
-            milpa_wire::decode(&[body, &nowhere].concat())
+            let missing = milpa_wire::encode(&(LogPosition::default(), false));
+            milpa_wire::decode(&[body, &missing].concat())
         } else {
             return Err(BadState::Version);
         };
@@ -179,6 +187,7 @@ mod tests {
             ids_until: 16,
             relaxed: false,
             configured: LogPosition { term: 2, index: 90 },
+            lacks_overwritten: true,
         }
     }
 
@@ -219,7 +228,7 @@ mod tests {
         load_all(directory.path()).unwrap_err();
         std::fs::remove_file(directory.path().join("8")).unwrap();
         let mut newer = state().encode();
-        newer[4] = 4;
+        newer[4] = 5;
         let crc = crc32c_of(&[&newer[..8], &newer[12..]]);
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
         std::fs::write(&path, newer).unwrap();

@@ -186,6 +186,7 @@ impl Disk {
             leader: partition.leader,
             term: partition.term,
             allocated_bytes: partition.allocated_bytes,
+            lacks_overwritten: partition.state.lacks_overwritten,
             extents,
             // Before the members have been compared, nothing is known of any extent.
             unaligned: if alignment.is_unknown { extents.max(1) } else { known },

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use milpa_types::{DataError, Epoch, NodeId};
 use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
 
-use super::nodes::{self, PARTITION, configuration, learning, pattern};
+use super::nodes::{self, Cluster, PARTITION, configuration, learning, pattern};
 use super::run;
 
 /// Goal: the survivor has what was appended and overwritten, acknowledged by the two; while it is alone
@@ -95,17 +95,18 @@ fn a_survivor_is_given_what_it_lacks_by_who_left_with_everything() {
     });
 }
 
-/// Found by a reader: what is overwritten of bytes that the survivor lacks, it has in its log alone, which it trimmed; and who
-/// had the bytes called them damaged as he copied a snapshot of the survivor, who could not vouch for them.
+/// Found by a reader: a member that lacked the bytes counted as having applied an overwrite of them, and trimmed its log behind
+/// it: what was acknowledged was on one disk. And who had what the survivor lacked called it damaged as he copied a
+/// snapshot of the survivor, who could not vouch for it.
 #[test]
-fn a_survivor_keeps_the_overwrites_of_what_it_lacks_until_it_is_given_that() {
+fn what_was_overwritten_is_on_all_members_and_what_the_survivor_lacks_is_believed() {
     run(async |cluster| {
         cluster.kill_node(3).await;
         cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
-        let mut bytes = pattern(1, 10_000_000);
+        let mut bytes = pattern(1, 20_000_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes[..500_000]).await;
-        for offset in (1..20).map(|piece| piece * 500_000) {
+        for offset in (1..40).map(|piece| piece * 500_000) {
             let target = AppendTarget::Extent { extent, offset: offset as u64 };
             let piece = &bytes[offset..offset + 500_000];
             cluster.append_patiently(1, 2, target, piece).await;
@@ -116,8 +117,10 @@ fn a_survivor_keeps_the_overwrites_of_what_it_lacks_until_it_is_given_that() {
         cluster.kill_node(1).await;
         cluster.configure(configuration(5, &[2, 3]), &[2, 3]).await;
         let over = pattern(3, 200_000);
-        bytes[9_600_000..9_800_000].copy_from_slice(&over);
-        cluster.overwrite(&[2, 3], 5, extent, 9_600_000, &over).await;
+        bytes[4_000_000..4_200_000].copy_from_slice(&over);
+        cluster.overwrite(&[2, 3], 5, extent, 4_000_000, &over).await;
+        let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
+        assert!(held.get(4_000_000..4_200_000) == Some(&over[..]), "it is being filled");
         cluster.overwrite_until_trimmed(&[2, 3], 5, extent).await;
         bytes[1_000..4_000].copy_from_slice(&pattern(2, 3_000));
         cluster.kill_nodes(&[2, 3]).await;
@@ -138,6 +141,35 @@ fn a_survivor_keeps_the_overwrites_of_what_it_lacks_until_it_is_given_that() {
         cluster.configure(configuration(7, &[1, 3]), &[1, 3]).await;
         cluster.append_patiently(1, 7, AppendTarget::New { token: 2 }, &bytes[..1_000]).await;
         cluster.equal_digests(&[1, 3], 2).await;
+    });
+}
+
+/// The log is repeated over nothing: what others have of these bytes may lack what was overwritten.
+#[test]
+fn a_replica_says_that_it_has_lost_what_was_overwritten_until_the_members_are_compared() {
+    run(async |cluster| {
+        cluster.kill_node(3).await;
+        cluster.start_node_with_long_log(3).await;
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &pattern(2, 1_000)).await;
+        let lacks = async |cluster: &Cluster, wanted| {
+            nodes::until("it says so", async || {
+                let report = cluster.report(3).await?;
+                (report.lacks_overwritten == wanted).then_some(())
+            })
+            .await;
+        };
+        lacks(cluster, false).await;
+        cluster.kill_node(3).await;
+        cluster.lose_extent(3, extent);
+        cluster.start_node_with_long_log(3).await;
+        lacks(cluster, true).await;
+        cluster.configure(configuration(2, &[3, 1, 2]), &[1, 2, 3]).await;
+        lacks(cluster, false).await;
+        let held = |node| std::fs::read(cluster.extent_file(node, extent)).unwrap();
+        assert!(held(3).get(..300_000) == held(1).get(..300_000));
     });
 }
 

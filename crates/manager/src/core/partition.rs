@@ -208,7 +208,10 @@ impl State {
     ) {
         let whole = self.whole.entry(partition).or_default();
         let left = self.left.entry(partition).or_default();
-        left.extend(whole.difference(members).map(|node| (*node, before.clone())));
+        let places = self.data.get(&partition).map_or(0, |record| record.replicas.len());
+        if places <= MEMBERS_MIN + 1 {
+            left.extend(whole.difference(members).map(|node| (*node, before.clone())));
+        }
         whole.retain(|node| members.contains(node));
         left.retain(|_, beside| {
             beside.retain(|other| members.contains(other) && !whole.contains(other));
@@ -227,7 +230,8 @@ impl State {
     }
 
     /// Who, together with this member of a data partition, has every acknowledged byte: it left with all that there was, and
-    /// this one was a member already.
+    /// this one was a member already. And every overwrite: where there are three places, this one had joined two, who both
+    /// had all that was committed before.
     pub fn complements(
         &self,
         partition: PartitionId,

@@ -206,7 +206,8 @@ fn survivors_configuration(
     let ([survivor], [lost]) = (&alive[..], &lost[..]) else { return None };
     let load = view.loads.report(*survivor)?;
     // The lost one may have adopted a later configuration of the two, which nobody knows any more.
-    let own = &load.data.get(&record.id)?.configuration;
+    let report = load.data.get(&record.id)?;
+    let own = &report.configuration;
     let is_of_two =
         own.members.len() == 2 && adopted.members.iter().all(|n| own.members.contains(n));
     let may = is_of_two
@@ -214,6 +215,8 @@ fn survivors_configuration(
         && is_lost(view, record, *lost, load.reporting_ms(view.now_ms));
     let learners = match view.state.is_whole(record.id, *survivor) {
         true => Vec::new(),
+        // Nobody has what was overwritten of bytes that it has lost since.
+        false if report.lacks_overwritten => return None,
         false => vec![complement(view, record, *survivor)?],
     };
     may.then(|| Configuration {
@@ -224,9 +227,14 @@ fn survivors_configuration(
     })
 }
 
-/// Who is there and has what a survivor may lack.
+/// Who is there and has what a survivor may lack: with all overwrites of it, as it has been a member beside the
+/// survivor by its own word.
 fn complement(view: View<'_>, record: &DataRecord, survivor: NodeId) -> Option<NodeId> {
-    let is_there = |node: &NodeId| may_stay(view, record, *node) && holds(view, record, *node);
+    let was_beside = |node: &NodeId| {
+        let report = view.loads.report(*node).and_then(|load| load.data.get(&record.id));
+        report.is_some_and(|report| report.configuration.members.contains(&survivor))
+    };
+    let is_there = |node: &NodeId| may_stay(view, record, *node) && was_beside(node);
     view.state.complements(record.id, survivor).find(is_there)
 }
 

@@ -368,6 +368,7 @@ impl FakeNode {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    lacks_overwritten: false,
                     current: Vec::new(),
                 };
                 self.data.borrow_mut().entry(create.partition).or_insert(report);

@@ -213,7 +213,14 @@ fn who_goes_on_alone_is_given_what_it_lacks_by_who_left_with_everything() {
     assert_eq!(decided(&world).members, nodes(&[104, 105]), "nobody is there who has the rest");
     world.down.clear();
     world.stuck.insert(partition);
-    world.wait(1_000);
+    let survivor = |world: &mut World, lacks| {
+        let reports = world.data.get_mut(&NodeId(104)).unwrap();
+        reports.get_mut(&partition).unwrap().lacks_overwritten = lacks;
+        world.wait(1_000);
+    };
+    survivor(&mut world, true);
+    assert_eq!(decided(&world).members, nodes(&[104, 105]), "nobody has what it has lost");
+    survivor(&mut world, false);
     let word = decided(&world);
     assert_eq!((&word.members, &word.learners), (&nodes(&[104]), &nodes(&[106])));
     // Until it has that, nothing else is decided, whoever is there and whoever is not.

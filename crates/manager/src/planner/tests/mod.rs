@@ -196,6 +196,7 @@ impl World {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    lacks_overwritten: false,
                     current: Vec::new(),
                 };
                 self.data.entry(*node).or_default().insert(create.partition, report);
