@@ -50,6 +50,7 @@ fn state(seed: u64) -> Vec<u8> {
             relaxed: false,
             configured: LogPosition { term: 5, index: 97 },
             lacks_overwritten: true,
+            is_given_rest: true,
         },
         _ => generate(seed),
     }
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn the_first_formats_of_a_partition_s_state_are_read() {
         let now = PartitionState::decode(&state(0)).unwrap();
-        let third = PartitionState { lacks_overwritten: false, ..now };
+        let third = PartitionState { lacks_overwritten: false, is_given_rest: false, ..now };
         let then = PartitionState { configured: LogPosition::default(), ..third.clone() };
         let first = include_bytes!("../golden/partition-state");
         assert_eq!(PartitionState::decode(first), Ok(then.clone()));

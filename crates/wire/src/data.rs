@@ -429,6 +429,8 @@ pub struct DataPartitionReport {
     pub unaligned: u64,
     /// Raft leader, while there are learners: the replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
-    /// A crash took bytes here that had been overwritten, and the members have not been compared since.
+    /// An overwrite found bytes missing here that have not come since.
     pub lacks_overwritten: bool,
+    /// It goes on alone, and is given by its learner what it never had.
+    pub is_given_rest: bool,
 }

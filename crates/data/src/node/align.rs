@@ -157,7 +157,10 @@ impl Disk {
         if done && all {
             if partition.configuration.members.len() > 1 {
                 partition.state.lacks_overwritten = false;
+                partition.lacked_before = false;
+                partition.lacking.clear();
             }
+            partition.state.is_given_rest = false;
             tracing::info!(partition = %id, %epoch, "all replicas are aligned");
         }
     }

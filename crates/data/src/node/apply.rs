@@ -47,7 +47,7 @@ enum Applied {
     Failed,
 }
 
-/// Of an extent that is being repeated: whether bytes are missing here that it overwrites.
+/// Whether bytes are missing here that are overwritten, and still to come.
 type Lacks = bool;
 
 impl Disk {
@@ -73,6 +73,7 @@ impl Disk {
                 if lacks && let Some(partition) = disk.partitions.get_mut(&id) {
                     // Saved with the applied index, before the log is trimmed behind it.
                     partition.state.lacks_overwritten = true;
+                    partition.lacking.insert(extent);
                 }
                 match applied {
                     Applied::Done(damaged) => {
@@ -211,10 +212,9 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite, lacks: &mut Lacks) -> App
     let CommittedOverwrite { extent, offset, bytes, checksums, overwriting } = it;
     let (extent, offset, overwriting) = (*extent, *offset, *overwriting);
     let whole = Checksums::of_payload(checksums);
-    let is_repeated = matches!(overwriting, Overwriting::Repeated);
     let mut once = || match store.overwrite(extent, offset, bytes, whole, overwriting) {
         Err(StoreError::Shorter { length }) => {
-            *lacks |= is_repeated && !is_sealed(store, extent);
+            *lacks |= !has_all(store, extent);
             apply_part(store, extent, offset, bytes, length, overwriting)
         }
         other => other,
@@ -226,8 +226,8 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite, lacks: &mut Lacks) -> App
     };
     match result {
         Ok(damaged) => Applied::Done(damaged),
-        Err(StoreError::NoExtent) if is_repeated => {
-            *lacks |= !store.is_removed(extent);
+        Err(StoreError::NoExtent) if !store.is_removed(extent) => {
+            *lacks = true;
             Applied::Done(Vec::new())
         }
         Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
@@ -247,9 +247,10 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite, lacks: &mut Lacks) -> App
     }
 }
 
-/// Whether the extent has all bytes that it will ever have here.
-fn is_sealed(store: &ExtentStore, extent: ExtentId) -> bool {
-    store.states(&[extent]).first().is_some_and(|state| state.sealed)
+/// Whether the extent has all bytes that it will ever have here: its length was decided, or it was removed.
+pub(super) fn has_all(store: &ExtentStore, extent: ExtentId) -> bool {
+    let state = store.states(&[extent]).first().copied();
+    state.map_or_else(|| store.is_removed(extent), |state| state.sealed)
 }
 
 fn apply_part(

@@ -135,6 +135,10 @@ impl Disk {
         if wanted.epoch <= partition.state.configuration.epoch {
             return self.entry_applied(id, position, None, Ok(()));
         }
+        let was_one_of_two = partition.state.configuration.members.len() == 2;
+        let goes_alone = wanted.members == [self.shared.node] && !wanted.learners.is_empty();
+        partition.state.is_given_rest =
+            goes_alone && (was_one_of_two || partition.state.is_given_rest);
         partition.state.configuration = wanted.clone();
         partition.state.configured = position;
         // Whom to hear does not wait for a disk that may be full.

@@ -65,12 +65,13 @@ pub(super) async fn find(
 ) -> Result<Gaps, DataError> {
     let (mut gaps, mut sources) = (Vec::new(), Vec::new());
     let configuration = &report.configuration;
-    if configuration.members == [leader] && !report.lacks_overwritten {
-        // It never had what it lacks, so that nobody was told that this is overwritten, and waits for it to come from here
-        // (docs/decisions/0007).
-        return Ok(Gaps { gaps, sources, index, deadline: Instant::now() });
-    }
     let deadline = Instant::now() + PATIENCE;
+    if report.is_given_rest {
+        // It never had what it lacks, and waits for it to come from here (docs/decisions/0007). If something has been
+        // overwritten of that, it is in the log alone, which is not to be left out.
+        let takes = Gaps { gaps, sources, index, deadline };
+        return if report.lacks_overwritten { Err(DataError::Busy) } else { Ok(takes) };
+    }
     let end = |extent| led.get(extent).map_or(0, |state| state.length);
     let longer = own.iter().filter(|(extent, state)| state.length > end(extent));
     let mut extents: BTreeSet<ExtentId> = longer.map(|(extent, _)| *extent).collect();

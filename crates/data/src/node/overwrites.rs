@@ -14,7 +14,7 @@ use milpa_wire::data::{DataAnswer, DataRequest, Overwrite, TRANSFER_BYTES_MAX};
 use crate::overwrite::{EntryHead, HEAD_BYTES_MAX, decode_entry, encode_entry};
 use crate::store::{ExtentStore, Overwriting, StoreError, checksums_of};
 
-use super::apply::CommittedOverwrite;
+use super::apply::{CommittedOverwrite, has_all};
 use super::disk::Disk;
 use super::metrics::Metrics;
 use super::partition::{Partition, Proposal, Waiting, answer, answer_done};
@@ -37,8 +37,7 @@ impl Disk {
         let (extent, length) = (it.extent, payload.len() as u64);
         let head = EntryHead::Overwrite { extent, offset: it.offset, checksums: it.checksums };
         let proposed = self.driver.multi.propose(id, encode_entry(&head, payload));
-        let end = it.offset.saturating_add(length);
-        let waiting = Waiting::Overwrite { extent, end, length, reply, arrived_us };
+        let waiting = Waiting::Overwrite { extent, length, reply, arrived_us };
         self.proposed(id, proposed, waiting);
     }
 
@@ -183,10 +182,9 @@ impl Disk {
             return refuse(proposal.waiting, &DataError::Busy);
         }
         match proposal.waiting {
-            Waiting::Overwrite { extent, end, length, reply, arrived_us } => match result {
+            Waiting::Overwrite { extent, length, reply, arrived_us } => match result {
                 Ok(()) => {
-                    let it = Overwritten { extent, end, index: position.index };
-                    self.answer_overwrite(id, it, length, reply, arrived_us);
+                    self.answer_overwrite(id, (extent, position.index), length, reply, arrived_us);
                 }
                 Err(error) => answer(reply, Err(error)),
             },
@@ -196,15 +194,12 @@ impl Disk {
         }
     }
 
-    /// Answers at once if all members are known to send readers of this extent to the leader, and to have the bytes
-    /// that were overwritten; else asks them until that is so. One round trip, at an extent's first overwrite.
-    ///
-    /// One that lacks the bytes counts as having applied the entry, and forgets it: if the others were lost before they
-    /// have given them, what was acknowledged would be on no replica.
+    /// Answers at once if all members are known to send readers of this extent to the leader;
+    /// else asks them until they do. One round trip, at an extent's first overwrite.
     fn answer_overwrite(
         &mut self,
         id: PartitionId,
-        it: Overwritten,
+        (extent, index): (ExtentId, u64),
         length: u64,
         reply: Reply,
         arrived_us: u64,
@@ -217,7 +212,7 @@ impl Disk {
             metrics.overwrite_seconds.observe(seconds);
             answer_done(reply, Ok(()));
         };
-        if partition.marked_everywhere.get(&it.extent).is_some_and(|held| *held >= it.end) {
+        if partition.marked_everywhere.contains(&extent) {
             return done(reply);
         }
         let configuration = partition.configuration.clone();
@@ -225,12 +220,9 @@ impl Disk {
         let (shared, disk, node) = (Rc::clone(&self.shared), self.index, self.shared.node);
         tokio::task::spawn_local(async move {
             tokio::time::sleep(of_others).await;
-            let mut shortest = u64::MAX;
             for member in configuration.members.iter().filter(|member| **member != node) {
-                let asked = marked(&shared, id, configuration.epoch, it, *member);
-                if let Ok(Some(held)) = tokio::time::timeout(MARK_WAIT, asked).await {
-                    shortest = shortest.min(held);
-                } else {
+                let asked = marked(&shared, id, configuration.epoch, (extent, index), *member);
+                if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
                     // The bytes are committed, but a reader may still see the old ones at this
                     // member. The client repeats itself until it is heard or out of the epoch.
                     return answer(reply, Err(DataError::Busy));
@@ -240,7 +232,7 @@ impl Disk {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
                 // Another one may have members that were not asked.
                 if partition.configuration.epoch == configuration.epoch {
-                    partition.marked_everywhere.insert(it.extent, shortest);
+                    partition.marked_everywhere.insert(extent);
                 }
             };
             shared.ask_disk(disk, note).await;
@@ -268,6 +260,7 @@ impl Disk {
         let mut due = Vec::new();
         for (id, partition) in &mut self.partitions {
             give_up_old(partition, now);
+            forget_filled(partition);
             let checkpoint = &mut partition.checkpoint;
             if checkpoint.at_ms == 0 {
                 checkpoint.at_ms = now;
@@ -346,51 +339,41 @@ fn flush_those_left(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
     Ok(())
 }
 
-/// What was overwritten: an extent's bytes below `end`, by the log's entry `index`.
-#[derive(Clone, Copy)]
-struct Overwritten {
-    extent: ExtentId,
-    end: u64,
-    index: u64,
-}
-
-/// How many bytes of the extent a member has, asked until it marks the extent as overwritten and has those that
-/// were. `None` if it will not.
+/// Whether a member marks the extent as overwritten, asked until it does.
 async fn marked(
     shared: &Rc<super::shared::Shared>,
     partition: PartitionId,
     epoch: milpa_types::Epoch,
-    it: Overwritten,
+    (extent, index): (ExtentId, u64),
     member: NodeId,
-) -> Option<u64> {
-    let extents = vec![it.extent];
-    let request = DataRequest::ExtentInfo { partition, epoch, extents, after: None };
+) -> bool {
+    let request = DataRequest::ExtentInfo { partition, epoch, extents: vec![extent], after: None };
     loop {
         match shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await {
-            Ok((DataAnswer::Extents(states), _)) => match states.first() {
-                Some(state) if state.overwritten && state.length >= it.end => {
-                    return Some(state.length);
+            Ok((DataAnswer::Extents(states), _)) => {
+                let is_marked = match states.first() {
+                    Some(state) => state.overwritten,
+                    None => lacks_as_of(shared, partition, (extent, index), member).await,
+                };
+                if is_marked {
+                    return true;
                 }
-                None if is_removed_as_of(shared, partition, it, member).await => {
-                    return Some(u64::MAX);
-                }
-                _ => {}
-            },
-            Ok(_) => return None,
+            }
+            Ok(_) => return false,
             Err(error) => tracing::debug!(%member, %error, "cannot ask for a mark"),
         }
         tokio::time::sleep(MARK_PAUSE).await;
     }
 }
 
-/// Whether a member that has applied the log as far has removed the extent. It serves nobody then.
-async fn is_removed_as_of(
+/// Whether a member that has applied the log up to `index` has nothing of an extent. It serves nobody then, and what it
+/// copies later has the overwrite, and its mark; one that is behind may be copying what has neither.
+async fn lacks_as_of(
     shared: &Rc<super::shared::Shared>,
     partition: PartitionId,
-    it: Overwritten,
+    (extent, index): (ExtentId, u64),
     member: NodeId,
 ) -> bool {
-    let Overwritten { extent, index, .. } = it;
     let request = DataRequest::Fetch { partition, extent, offset: 0, length: 1, applied: index };
     let answer = shared.ask_node(member, &request, Bytes::new(), MARK_WAIT).await;
     matches!(answer, Err(DataError::NoExtent))
@@ -400,6 +383,15 @@ fn payload_bytes(payload: &Payload) -> u64 {
     match payload {
         Payload::Data(data) => data.len() as u64,
         Payload::Empty | Payload::Members { .. } => 64,
+    }
+}
+
+/// What an overwrite found missing is there: it came with the overwrite.
+fn forget_filled(partition: &mut Partition) {
+    let Partition { lacking, lacked_before, store, state, .. } = partition;
+    if !lacking.is_empty() && lacking.iter().all(|extent| has_all(store, *extent)) {
+        lacking.clear();
+        state.lacks_overwritten = *lacked_before;
     }
 }
 

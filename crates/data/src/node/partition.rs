@@ -53,8 +53,6 @@ pub(crate) enum Waiting {
     Overwrite {
         /// The extent.
         extent: ExtentId,
-        /// Up to where in it.
-        end: u64,
         /// Bytes.
         length: u64,
         /// The way to answer.
@@ -173,8 +171,12 @@ pub(crate) struct Partition {
     pub licence: Licence,
     /// Own proposals by index.
     pub proposals: BTreeMap<u64, Proposal>,
-    /// Extents that all members of the epoch have marked as overwritten, and how many bytes of them all have.
-    pub marked_everywhere: BTreeMap<ExtentId, u64>,
+    /// Extents that all members of the epoch have marked as overwritten.
+    pub marked_everywhere: BTreeSet<ExtentId>,
+    /// Extents of which an overwrite found bytes missing, and that are still to get them, as far as this process knows.
+    pub lacking: BTreeSet<ExtentId>,
+    /// A process before this one knew of some, and not which.
+    pub lacked_before: bool,
     /// Flushing for the log.
     pub checkpoint: Checkpoint,
     /// A snapshot is being fetched.

@@ -102,7 +102,9 @@ impl Partition {
             standing: None,
             licence: Licence::default(),
             proposals: BTreeMap::new(),
-            marked_everywhere: BTreeMap::new(),
+            marked_everywhere: BTreeSet::new(),
+            lacking: BTreeSet::new(),
+            lacked_before: state.lacks_overwritten,
             checkpoint: Checkpoint::default(),
             is_installing: false,
             alignment: Alignment { wants_all, is_unknown, ..Alignment::default() },
@@ -195,6 +197,7 @@ impl Disk {
             relaxed: create.relaxed,
             configured: LogPosition::default(),
             lacks_overwritten: false,
+            is_given_rest: false,
         };
         // Small, rare, and before anybody may rely on it: written on this thread.
         state.save(&self.states).map_err(|error| error.to_string())?;

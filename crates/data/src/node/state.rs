@@ -58,9 +58,11 @@ pub(crate) struct PartitionState {
     /// Where in the log the last configuration stood that came out of it; nowhere, if none did. One that came with
     /// the replica or with a snapshot may be newer.
     pub configured: LogPosition,
-    /// Bytes were missing here that the log, as it was repeated, overwrites: a crash took them, and what others
-    /// have of them may lack that. Until the members have been compared.
+    /// Bytes were missing here that an overwrite replaces: they had yet to come, or a crash took them. What others have of
+    /// them may lack that. Until they have come, or the members have been compared.
     pub lacks_overwritten: bool,
+    /// It goes on alone, and is given by its learner what it never had (docs/decisions/0007). Until the two have been compared.
+    pub is_given_rest: bool,
 }
 
 /// Where the state of a partition lies.
@@ -95,9 +97,9 @@ impl PartitionState {
         let state = if is_of(FORMAT) {
             milpa_wire::decode(body)
         } else if is_of(THIRD_FORMAT) {
-            milpa_wire::decode(&[body, &milpa_wire::encode(&false)].concat())
+            milpa_wire::decode(&[body, &milpa_wire::encode(&(false, false))].concat())
         } else if is_of(FIRST_FORMAT) || is_of(SECOND_FORMAT) {
-            let missing = milpa_wire::encode(&(LogPosition::default(), false));
+            let missing = milpa_wire::encode(&(LogPosition::default(), false, false));
             milpa_wire::decode(&[body, &missing].concat())
         } else {
             return Err(BadState::Version);
@@ -188,6 +190,7 @@ mod tests {
             relaxed: false,
             configured: LogPosition { term: 2, index: 90 },
             lacks_overwritten: true,
+            is_given_rest: false,
         }
     }
 

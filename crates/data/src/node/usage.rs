@@ -187,6 +187,7 @@ impl Disk {
             term: partition.term,
             allocated_bytes: partition.allocated_bytes,
             lacks_overwritten: partition.state.lacks_overwritten,
+            is_given_rest: partition.state.is_given_rest,
             extents,
             // Before the members have been compared, nothing is known of any extent.
             unaligned: if alignment.is_unknown { extents.max(1) } else { known },

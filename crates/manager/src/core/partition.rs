@@ -178,12 +178,13 @@ impl State {
         }
         let learners = &configuration.learners;
         let present: BTreeSet<NodeId> = record.configuration.members.iter().copied().collect();
-        let is_given_all =
-            |node: NodeId| self.complements(partition, node).any(|other| learners.contains(&other));
-        let has_all = |node: &NodeId| self.is_whole(partition, *node) || is_given_all(*node);
-        let is_survivor = members.is_subset(&present) && members.iter().all(has_all);
+        let is_whole = members.iter().all(|node| self.is_whole(partition, *node));
+        // The planner knows who has what it lacks: two managers need not have noted the same when a program was new.
+        let is_given_rest = present.len() == MEMBERS_MIN && !learners.is_empty();
+        let is_survivor = members.is_subset(&present) && (is_whole || is_given_rest);
+        let exchanges_learner = members == present && !learners.is_empty();
         if members.len() != configuration.members.len()
-            || members.len() < MEMBERS_MIN && !is_survivor
+            || members.len() < MEMBERS_MIN && !is_survivor && !exchanges_learner
             || learners.len() > 1
             || !members.contains(&configuration.primary)
             || !members.iter().chain(learners).all(holds)

@@ -369,6 +369,7 @@ impl FakeNode {
                     extents: 0,
                     unaligned: 0,
                     lacks_overwritten: false,
+                    is_given_rest: false,
                     current: Vec::new(),
                 };
                 self.data.borrow_mut().entry(create.partition).or_insert(report);

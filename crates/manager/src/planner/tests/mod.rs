@@ -197,6 +197,7 @@ impl World {
                     extents: 0,
                     unaligned: 0,
                     lacks_overwritten: false,
+                    is_given_rest: false,
                     current: Vec::new(),
                 };
                 self.data.entry(*node).or_default().insert(create.partition, report);
