@@ -53,6 +53,8 @@ pub(super) struct Gaps {
     index: u64,
     /// When those that are late are waited for no more.
     deadline: Instant,
+    /// Without a source that falls silent the copy is begun anew.
+    are_two: bool,
 }
 
 /// Compares what is here (`own`) with what the leader has (`led`), and asks the other members about the rest.
@@ -67,10 +69,8 @@ pub(super) async fn find(
     let configuration = &report.configuration;
     let deadline = Instant::now() + PATIENCE;
     if report.is_given_rest {
-        // It never had what it lacks, and waits for it to come from here (docs/decisions/0007). If something has been
-        // overwritten of that, it is in the log alone, which is not to be left out.
-        let takes = Gaps { gaps, sources, index, deadline };
-        return if report.lacks_overwritten { Err(DataError::Busy) } else { Ok(takes) };
+        // It never had what it lacks, and waits for it to come from here (docs/decisions/0007).
+        return Ok(Gaps { gaps, sources, index, deadline, are_two: false });
     }
     let end = |extent| led.get(extent).map_or(0, |state| state.length);
     let longer = own.iter().filter(|(extent, state)| state.length > end(extent));
@@ -111,12 +111,14 @@ pub(super) async fn find(
         gaps.extend(gap(held, led.get(&extent), &others, !silent));
     }
     let blocks: u64 = gaps.iter().map(Gap::blocks).sum();
-    if silent && blocks > LEFT_MAX {
+    // Of two members the other one may be lost, and the last copy be here; without it nothing goes on anyway.
+    let are_two = configuration.members.len() <= 2;
+    if silent && (blocks > LEFT_MAX || are_two && blocks > 0) {
         tracing::warn!(partition = %filling.partition, blocks,
             "the leader lacks too much, and a member that may have it is silent: waiting for it");
         return Err(DataError::Busy);
     }
-    Ok(Gaps { gaps, sources, index, deadline })
+    Ok(Gaps { gaps, sources, index, deadline, are_two })
 }
 
 /// What may have been overwritten of that which is here and not at the leader: what is known to have been on all
@@ -205,6 +207,9 @@ impl Gaps {
                 match self.fetch_from(filling, gap.extent, (at, wanted), source).await {
                     Ok(chunk) if chunk.length() >= shortest => return Ok(chunk),
                     Err(DataError::Busy | DataError::Unsettled { .. }) => is_late = true,
+                    Err(silent @ DataError::MemberSilent { .. }) if self.are_two => {
+                        return Err(silent);
+                    }
                     Err(DataError::MemberSilent { .. }) => {
                         // It was there just now: not waited for at each block.
                         self.sources.retain(|other| *other != source);

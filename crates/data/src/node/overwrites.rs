@@ -1,5 +1,6 @@
 //! Overwrites: proposed at the leader, applied by everybody, flushed before the log is trimmed.
 
+use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -260,14 +261,14 @@ impl Disk {
         let mut due = Vec::new();
         for (id, partition) in &mut self.partitions {
             give_up_old(partition, now);
-            forget_filled(partition);
             let checkpoint = &mut partition.checkpoint;
             if checkpoint.at_ms == 0 {
                 checkpoint.at_ms = now;
             }
             let waited = now.saturating_sub(checkpoint.at_ms) >= trim_ms;
             let news = partition.applying.borrow().applied() > partition.state.applied;
-            let wanted = checkpoint.bytes >= bytes_max || (waited && news);
+            let wanted = checkpoint.bytes >= bytes_max || (waited && (news || has_come(partition)));
+            let checkpoint = &partition.checkpoint;
             if wanted && !checkpoint.is_running && !partition.is_installing {
                 due.push(*id);
             }
@@ -284,9 +285,11 @@ impl Disk {
     fn start_checkpoint(&mut self, id: PartitionId, now: u64) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let (index, since) = (partition.applying.borrow().applied(), partition.state.applied);
+        let came = if has_come(partition) { partition.lacking.clone() } else { BTreeSet::new() };
         let touched: Vec<(ExtentId, u64)> = {
             let applying = partition.applying.borrow();
-            applying.touched_after(since).into_iter().map(|extent| (extent, 0)).collect()
+            let touched = applying.touched_after(since).into_iter().chain(came.iter().copied());
+            touched.map(|extent| (extent, 0)).collect()
         };
         partition.checkpoint.is_running = true;
         partition.checkpoint.bytes = 0;
@@ -294,11 +297,17 @@ impl Disk {
         let store = Arc::clone(&partition.store);
         self.workers.slow(
             move || flush_those_left(&store, &touched),
-            move |disk, flushed| disk.checkpoint_flushed(id, index, flushed),
+            move |disk, flushed| disk.checkpoint_flushed(id, index, &came, flushed),
         );
     }
 
-    fn checkpoint_flushed(&mut self, id: PartitionId, index: u64, flushed: Result<(), StoreError>) {
+    fn checkpoint_flushed(
+        &mut self,
+        id: PartitionId,
+        index: u64,
+        came: &BTreeSet<ExtentId>,
+        flushed: Result<(), StoreError>,
+    ) {
         let snapshot = self.driver.multi.describe(id, index);
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         if let Err(error) = flushed {
@@ -307,6 +316,11 @@ impl Disk {
             return;
         }
         partition.state.applied = partition.state.applied.max(index);
+        if !came.is_empty() && has_come(partition) {
+            partition.lacking.retain(|extent| !came.contains(extent));
+            partition.state.lacks_overwritten =
+                partition.lacked_before || !partition.lacking.is_empty();
+        }
         if snapshot.is_some() {
             partition.state.snapshot.clone_from(&snapshot);
         }
@@ -320,7 +334,7 @@ impl Disk {
                     }
                 }
                 if let Some(snapshot) = snapshot {
-                    disk.driver.multi.set_snapshot(id, snapshot);
+                    disk.hand_out(id, snapshot);
                     disk.driver.multi.compact(id, index);
                 }
             }),
@@ -386,13 +400,10 @@ fn payload_bytes(payload: &Payload) -> u64 {
     }
 }
 
-/// What an overwrite found missing is there: it came with the overwrite.
-fn forget_filled(partition: &mut Partition) {
-    let Partition { lacking, lacked_before, store, state, .. } = partition;
-    if !lacking.is_empty() && lacking.iter().all(|extent| has_all(store, *extent)) {
-        lacking.clear();
-        state.lacks_overwritten = *lacked_before;
-    }
+/// Whether all that overwrites found missing is there: it came with the overwrites.
+fn has_come(partition: &Partition) -> bool {
+    let Partition { lacking, store, .. } = partition;
+    !lacking.is_empty() && lacking.iter().all(|extent| has_all(store, *extent))
 }
 
 fn give_up_old(partition: &mut Partition, now: u64) {

@@ -5,6 +5,7 @@
 //! has applied at least that index; what the leader lacks, from another one (`gaps`). What the follower lacks
 //! besides is filled by alignment.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +29,18 @@ impl Disk {
     pub fn offer_snapshot(&mut self, id: PartitionId) {
         let Some(applied) = self.applied(id) else { return };
         if let Some(snapshot) = self.driver.multi.describe(id, applied) {
+            self.hand_out(id, snapshot);
+        }
+    }
+
+    /// Lets followers take a snapshot: not of a replica that is given the rest by one of them, and lacks something
+    /// that was overwritten (or may yet be found to). That stands in the log alone.
+    pub(super) fn hand_out(&mut self, id: PartitionId, snapshot: SnapshotDescriptor) {
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let state = &partition.state;
+        let may_lack = state.lacks_overwritten
+            || partition.applying.borrow().applied() < state.configured.index;
+        if !(state.is_given_rest && may_lack) {
             self.driver.multi.set_snapshot(id, snapshot);
         }
     }
@@ -55,14 +68,14 @@ impl Disk {
         &mut self,
         id: PartitionId,
         snapshot: SnapshotDescriptor,
-        copied: Result<Configuration, DataError>,
+        copied: Result<Copied, DataError>,
         left: Vec<(ExtentId, u64)>,
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         // Damaged here, whether or not the rest was copied.
         left.into_iter().for_each(|(extent, block)| partition.lost.find_anew(extent, block));
-        let configuration = match copied {
-            Ok(configuration) => configuration,
+        let Copied { configuration, lacking } = match copied {
+            Ok(copied) => copied,
             Err(error) => {
                 tracing::info!(partition = %id, %error, "the snapshot was not copied");
                 partition.is_installing = false;
@@ -71,6 +84,8 @@ impl Disk {
             }
         };
         let index = snapshot.position.index;
+        partition.state.lacks_overwritten |= !lacking.is_empty();
+        partition.lacking.extend(lacking);
         partition.state.applied = partition.state.applied.max(index);
         partition.state.snapshot = Some(snapshot);
         if configuration.epoch > partition.state.configuration.epoch {
@@ -90,6 +105,13 @@ impl Disk {
     }
 }
 
+/// What came with a snapshot.
+struct Copied {
+    configuration: Configuration,
+    /// Extents that the leader has marked as overwritten, and of which bytes are missing here.
+    lacking: BTreeSet<ExtentId>,
+}
+
 /// Copies all overwritten extents, and learns the configuration in force at the leader. Adds to `left` the blocks
 /// that nobody gave.
 async fn copy(
@@ -97,13 +119,18 @@ async fn copy(
     leader: NodeId,
     snapshot: &SnapshotDescriptor,
     left: &mut Vec<(ExtentId, u64)>,
-) -> Result<Configuration, DataError> {
+) -> Result<Copied, DataError> {
     let report = report_with_us(filling, leader).await?;
     let configuration = report.configuration.clone();
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.
     let own = filling.states_of(filling.shared.node, configuration.epoch, None).await?;
     let led = filling.states_of(leader, configuration.epoch, None).await?;
+    let lacks = |state: &&ExtentState| {
+        let own = own.get(&state.extent);
+        state.overwritten && own.is_none_or(|own| !own.sealed && own.length < state.length)
+    };
+    let lacking = led.values().filter(lacks).map(|state| state.extent).collect();
     let gaps = gaps::find(filling, (leader, index), &report, &own, &led).await?;
     for state in led.values().filter(|state| state.overwritten) {
         let blocks = copy_extent(filling, leader, state, index).await?;
@@ -117,7 +144,7 @@ async fn copy(
         tracing::warn!(partition = %filling.partition, blocks = left.len(),
             "blocks that nobody gave did not come with the snapshot; they are repaired");
     }
-    Ok(configuration)
+    Ok(Copied { configuration, lacking })
 }
 
 /// Gives the blocks that the leader could not give. `NotHere` if it has lost the extent since it was asked for its state.

@@ -144,6 +144,33 @@ fn a_member_says_that_it_lacks_what_was_overwritten_until_it_has_it() {
     });
 }
 
+/// Found by a reader: a snapshot stands for what was overwritten, and brings it only where there are bytes.
+#[test]
+fn a_replica_says_that_it_lacks_what_a_snapshot_stands_for() {
+    run(async |cluster| {
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let new = AppendTarget::New { token: 1 };
+        let bytes = pattern(1, 5_000_000);
+        let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes[..500_000]).await;
+        for offset in (1..10).map(|piece| piece * 500_000) {
+            let target = AppendTarget::Extent { extent, offset: offset as u64 };
+            cluster.append_patiently(1, 2, target, &bytes[offset..offset + 500_000]).await;
+        }
+        cluster.overwrite_until_trimmed(&[1, 2], 2, extent).await;
+        cluster.start_slow_filling_node(3, 1 << 20).await;
+        cluster.configure(learning(3, 3), &[1, 2]).await;
+        for wanted in [true, false] {
+            nodes::until("it says so", async || {
+                (cluster.report(3).await?.lacks_overwritten == wanted).then_some(())
+            })
+            .await;
+        }
+        let held = |node| std::fs::read(cluster.extent_file(node, extent)).unwrap();
+        assert!(held(3).get(..5_000_000) == held(1).get(..5_000_000));
+    });
+}
+
 /// Story: the log is repeated over nothing. What others have of these bytes may lack what was overwritten.
 #[test]
 fn a_replica_says_that_it_has_lost_what_was_overwritten_until_the_members_are_compared() {
