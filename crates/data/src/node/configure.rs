@@ -3,7 +3,7 @@
 use milpa_host::clock::now_ms;
 use milpa_host::rpc::Reply;
 use milpa_raft::{LogPosition, MemberChange, ProposeError};
-use milpa_types::{DataError, NodeId, PartitionId};
+use milpa_types::{DataError, Epoch, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
 
 use crate::overwrite::{EntryHead, encode_entry};
@@ -34,7 +34,7 @@ impl Disk {
         let present = partition.state.configuration.clone();
         if !partition.leads() {
             let error = match survivor_without(&wanted, &present, node) {
-                Some(lost) => self.go_alone(id, lost),
+                Some(lost) => self.go_alone(id, lost, wanted.epoch),
                 None => partition.not_leader(),
             };
             return answer(reply, Err(error));
@@ -58,8 +58,8 @@ impl Disk {
 
     /// The other one of two members is lost for good (docs/decisions/0007): this one is to lead without
     /// it, and then commits the configuration like any other. The managers repeat themselves until then.
-    fn go_alone(&mut self, id: PartitionId, lost: NodeId) -> DataError {
-        match self.driver.multi.go_alone(id, lost, now_ms()) {
+    fn go_alone(&mut self, id: PartitionId, lost: NodeId, word: Epoch) -> DataError {
+        match self.driver.multi.go_alone(id, lost, word.0, now_ms()) {
             Ok(()) => {
                 self.refuse_overwrites(id);
                 DataError::Busy
@@ -80,11 +80,14 @@ impl Disk {
         let alone = self.partitions.values().filter(|partition| {
             partition.broken.is_none() && partition.state.configuration.members == [node]
         });
-        let alone: Vec<PartitionId> = alone.map(|partition| partition.id).collect();
-        for id in alone {
+        let alone: Vec<_> = alone.map(|it| (it.id, it.state.configuration.epoch)).collect();
+        for (id, word) in alone {
             let Some(status) = self.driver.multi.status(id) else { continue };
             match status.members.voters[..] {
-                [one, other] => drop(self.go_alone(id, if one == node { other } else { one })),
+                [one, other] => {
+                    let lost = if one == node { other } else { one };
+                    self.go_alone(id, lost, word);
+                }
                 _ => self.teach_as_configured(id, &status.members.learners),
             }
         }

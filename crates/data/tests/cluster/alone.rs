@@ -144,6 +144,38 @@ fn a_member_says_that_it_lacks_what_was_overwritten_until_it_has_it() {
     });
 }
 
+/// Simulation, seed 378659: the survivor was lost as well, before anybody had joined it. The other one of the two has everything,
+/// and leads in terms that the survivor has not had.
+#[test]
+fn the_other_one_of_two_goes_on_when_the_survivor_is_lost() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        cluster.kill_node(2).await;
+        cluster.configure(configuration(3, &[1]), &[1]).await;
+        let term = cluster.report(1).await.unwrap().term;
+        cluster.kill_node(1).await;
+        cluster.start_node(2).await;
+        cluster.configure(configuration(4, &[2]), &[2]).await;
+        assert!(cluster.report(2).await.unwrap().term > term + 1_000_000);
+        let learning = Configuration { learners: vec![NodeId(3)], ..configuration(5, &[2]) };
+        cluster.create_replica(3, configuration(4, &[2])).await;
+        cluster.configure(learning, &[2]).await;
+        nodes::until("the new one has all", async || {
+            let report = cluster.report(2).await?;
+            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
+        })
+        .await;
+        cluster.configure(configuration(6, &[2, 3]), &[2, 3]).await;
+        let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
+        assert!(held.get(..300_000) == Some(&bytes[..]));
+        cluster.overwrite(&[2, 3], 6, extent, 0, &bytes[..100]).await;
+    });
+}
+
 /// Found by a reader: a snapshot stands for what was overwritten, and brings it only where there are bytes.
 #[test]
 fn a_replica_says_that_it_lacks_what_a_snapshot_stands_for() {

@@ -183,8 +183,10 @@ impl State {
         let is_given_rest = present.len() == MEMBERS_MIN && !learners.is_empty();
         let is_survivor = members.is_subset(&present) && (is_whole || is_given_rest);
         let exchanges_learner = members == present && !learners.is_empty();
+        let other = self.other_of_two(partition);
+        let passes_on = present.len() == 1 && other.is_some_and(|other| members == [other].into());
         if members.len() != configuration.members.len()
-            || members.len() < MEMBERS_MIN && !is_survivor && !exchanges_learner
+            || members.len() < MEMBERS_MIN && !is_survivor && !exchanges_learner && !passes_on
             || learners.len() > 1
             || !members.contains(&configuration.primary)
             || !members.iter().chain(learners).all(holds)
@@ -208,6 +210,18 @@ impl State {
         members: &BTreeSet<NodeId>,
     ) {
         let whole = self.whole.entry(partition).or_default();
+        match (before.len(), members.len()) {
+            (1, 1) if before == members => {}
+            (1, 1) => {
+                whole.extend(members);
+                self.other_of_two.remove(&partition);
+            }
+            (2, 1) => {
+                let other = before.difference(members).find(|node| whole.contains(node));
+                self.other_of_two.extend(other.map(|other| (partition, *other)));
+            }
+            _ => drop(self.other_of_two.remove(&partition)),
+        }
         let left = self.left.entry(partition).or_default();
         let places = self.data.get(&partition).map_or(0, |record| record.replicas.len());
         if places <= MEMBERS_MIN + 1 {
@@ -224,10 +238,19 @@ impl State {
 
     /// Its replica there is another one from now on, or none.
     pub(super) fn forget_left(&mut self, partition: PartitionId, node: NodeId) {
+        if self.other_of_two(partition) == Some(node) {
+            self.other_of_two.remove(&partition);
+        }
         if let Some(left) = self.left.get_mut(&partition) {
             left.remove(&node);
         }
         self.left.retain(|_, left| !left.is_empty());
+    }
+
+    /// Who goes on instead of one that goes on alone, should that be lost before another one has joined it.
+    #[must_use]
+    pub fn other_of_two(&self, partition: PartitionId) -> Option<NodeId> {
+        self.other_of_two.get(&partition).copied()
     }
 
     /// Who, together with this member of a data partition, has every acknowledged byte: it left with all that there was, and
@@ -332,6 +355,7 @@ impl State {
             let Some(record) = self.data.remove(id) else { continue };
             self.whole.remove(id);
             self.left.remove(id);
+            self.other_of_two.remove(id);
             self.replaced.remove(id);
             self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();

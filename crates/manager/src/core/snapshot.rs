@@ -3,7 +3,7 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 8; before, the last field of the state was missing (7); the checksum was of the state alone (6);
+//!      4    4 format: 8; before, the last two fields of the state were missing (7); the checksum was of the state alone (6);
 //!             one more field was missing (5), and one more (4); and the one before these was another one (3) or
 //!             missing too (2)
 //!      8    4 CRC32C of all else
@@ -129,10 +129,10 @@ impl State {
 /// How many of the state's last fields, all of them maps, a format does not have.
 fn maps_missing(format: u32) -> usize {
     match format {
-        ..=FORMAT_WITH_EPOCHS => 4,
-        4 => 3,
-        5 => 2,
-        FORMAT_WITH_BARE_HEADER | 7 => 1,
+        ..=FORMAT_WITH_EPOCHS => 5,
+        4 => 4,
+        5 => 3,
+        FORMAT_WITH_BARE_HEADER | 7 => 2,
         _ => 0,
     }
 }
@@ -171,6 +171,7 @@ mod tests {
             BTreeMap<NodeId, u128>,
             BTreeMap<PartitionId, Epoch>,
             BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
+            BTreeMap<PartitionId, NodeId>,
         );
         let (fields, _): (Fields, Maps) = milpa_wire::decode(&encode(&log.state)).unwrap();
         let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));

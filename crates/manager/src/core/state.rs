@@ -51,6 +51,9 @@ pub struct State {
     /// Who left a data partition with every byte that had been acknowledged, and those who were members beside it, still
     /// are, and are not known to have all: each of them has what was acknowledged since.
     pub(super) left: BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
+    /// Of a data partition whose survivor of two goes on alone: the other one, if it has everything as well. As long as
+    /// nobody has joined, nothing is acknowledged.
+    pub(super) other_of_two: BTreeMap<PartitionId, NodeId>,
 }
 
 impl State {
@@ -75,6 +78,7 @@ impl State {
             lives: BTreeMap::new(),
             replaced: BTreeMap::new(),
             left: BTreeMap::new(),
+            other_of_two: BTreeMap::new(),
         }
     }
 

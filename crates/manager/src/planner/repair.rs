@@ -88,6 +88,9 @@ fn next(
     primaries: &BTreeMap<NodeId, u64>,
 ) -> Option<(Configuration, Option<Epoch>)> {
     let adopted = view.loads.adopted(record)?;
+    if let Some(configuration) = others_configuration(view, record) {
+        return Some((configuration, None));
+    }
     if let [alone] = record.configuration.members[..]
         && !view.state.is_whole(record.id, alone)
     {
@@ -224,6 +227,27 @@ fn survivors_configuration(
         members: alive.clone(),
         primary: *survivor,
         learners,
+    })
+}
+
+/// That of the other one of two, which is back after all, when the survivor was lost before another one had joined it: the
+/// survivor has acknowledged nothing. Not of one that may serve readers still.
+fn others_configuration(view: View<'_>, record: &DataRecord) -> Option<Configuration> {
+    let present = &record.configuration;
+    let [alone] = present.members[..] else { return None };
+    let other = view.state.other_of_two(record.id)?;
+    let report = view.loads.report(other)?.data.get(&record.id)?;
+    let were_two = |node: &NodeId| [alone, other].contains(node);
+    let own = &report.configuration.members;
+    let may = own.len() == MEMBERS_MIN
+        && own.iter().all(were_two)
+        && may_stay(view, record, other)
+        && is_lost(view, record, alone, 0);
+    may.then(|| Configuration {
+        epoch: Epoch(present.epoch.0 + 1),
+        members: vec![other],
+        primary: other,
+        learners: Vec::new(),
     })
 }
 

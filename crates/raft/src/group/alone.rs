@@ -7,9 +7,11 @@
 //! ([`Group::propose`]), who from then on commits nothing without both. So nothing can be lost. What
 //! must not happen is that both go on:
 //!
-//! * Whoever gives the word (the managers, in their own log) gives it to one of them only.
+//! * Whoever gives the word (the managers, in their own log) gives it to one of them only; to the other one as well
+//!   if this one is lost before it has acknowledged anything. Words are numbered.
 //! * The other one, should it come back, cannot lead. It needs the vote of this one, whose log begins,
-//!   before anything is acknowledged, a term that is far above any in which the other one can have led.
+//!   before anything is acknowledged, a term that is far above any in which the other one can have led,
+//!   with a word before this one or with none.
 //!
 //! If a change that gives another voter follows in this log, the two may be three already: then it
 //! takes effect here at once, as in Raft's thesis, and this one goes on with the third one's vote.
@@ -27,8 +29,8 @@ use super::{Group, Setting};
 use crate::convert::{Change, REMOVED, VOTER};
 use crate::types::{Members, ProposeError};
 
-/// Each term takes an election, so nobody is so many terms ahead.
-const TERMS_AHEAD: u64 = 1 << 20;
+/// The terms of a word. Each term takes an election, so nobody gets to the next one's.
+const TERMS_OF_WORD: u64 = 1 << 21;
 
 /// What the library was told that the log does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,7 @@ impl Group {
     pub(crate) fn go_alone(
         &mut self,
         without: NodeId,
+        word: u64,
         setting: &Setting,
         now_ms: u64,
     ) -> Result<(), ProposeError> {
@@ -62,14 +65,14 @@ impl Group {
             if may_be_led || self.install.is_some() || self.has_undurable_log() {
                 return Err(ProposeError::Busy { group });
             }
-            self.leave(without)?;
+            self.leave(without, word)?;
             tracing::warn!(group = group.0, %without, "going on alone: the other voter is lost");
         }
         self.campaign();
         Ok(())
     }
 
-    fn leave(&mut self, without: NodeId) -> Result<(), ProposeError> {
+    fn leave(&mut self, without: NodeId, word: u64) -> Result<(), ProposeError> {
         let busy = ProposeError::Busy { group: self.id };
         let (alone, step) = match self.new_voter().ok_or(busy)? {
             Some(third) => (Alone::WithThird, (VOTER, third.0)),
@@ -79,7 +82,7 @@ impl Group {
         let refused = |_| ProposeError::BadChange { group: self.id, reason: "refused" };
         let raw: ConfChangeV2 = change.to_raft();
         self.raw.apply_conf_change(&raw).map_err(refused)?;
-        let term = self.raw.raft.term.saturating_add(TERMS_AHEAD);
+        let term = word.saturating_mul(TERMS_OF_WORD).max(self.raw.raft.term.saturating_add(1));
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
         self.alone = Some(alone);

@@ -381,7 +381,8 @@ impl MultiRaft {
 
     /// Lets this node lead a group of two voters without the other one, who is lost for good. Propose
     /// the change to a single voter as soon as this node leads, and call again until it is committed: a
-    /// crash forgets the word. It must never be given to both of the two.
+    /// crash forgets the word. It is given to one of the two only; to the other one as well, with a higher number, if
+    /// this one is lost for good before it has anything acknowledged.
     ///
     /// # Errors
     ///
@@ -391,6 +392,7 @@ impl MultiRaft {
         &mut self,
         group: PartitionId,
         without: NodeId,
+        word: u64,
         now_ms: u64,
     ) -> Result<(), ProposeError> {
         self.tick(now_ms);
@@ -399,7 +401,7 @@ impl MultiRaft {
         }
         let found = self.groups.get_mut(&group).ok_or(ProposeError::NoGroup { group })?;
         self.dirty.insert(group);
-        found.go_alone(without, &self.setting, now_ms)
+        found.go_alone(without, word, &self.setting, now_ms)
     }
 
     /// Makes this node stand for election without waiting for a timeout (pre-vote still asks).

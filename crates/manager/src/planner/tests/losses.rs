@@ -267,6 +267,36 @@ fn who_goes_on_alone_is_given_what_it_lacks_by_whoever_is_there() {
     assert_eq!(world.data_record(4).configuration.members.len(), 3);
 }
 
+/// Simulation, seed 378659: one of two was taken for dead, the other went on alone, and was lost before anybody had joined it.
+/// The first one came back, had everything, and was not let in.
+#[test]
+fn who_was_taken_for_dead_goes_on_when_the_survivor_is_lost() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.policy.dead_after_ms = 10_000;
+    let members = |world: &World| world.data_record(4).configuration.members.clone();
+    world.down.insert(NodeId(104));
+    world.wait(3_000);
+    // None of them adopts anything: the reports of these nodes are set together.
+    world.stuck.insert(partition);
+    world.down.insert(NodeId(106));
+    world.wait(14_000);
+    assert_eq!(members(&world), nodes(&[105]), "106 is dead");
+    world.down.insert(NodeId(105));
+    world.down.remove(&NodeId(106));
+    world.wait(20_000);
+    assert_eq!(members(&world), nodes(&[105]), "it may serve readers still");
+    world.down.remove(&NodeId(105));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(3_000);
+    assert_eq!(members(&world), nodes(&[106]));
+    assert!(world.log.state.is_whole(partition, NodeId(106)));
+    world.down.clear();
+    world.stuck.clear();
+    world.wait(30_000);
+    assert_eq!(members(&world).len(), 3);
+}
+
 /// What is at its place now was made there later, and has nothing.
 #[test]
 fn who_left_and_is_made_anew_completes_nobody() {

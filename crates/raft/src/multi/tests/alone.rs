@@ -17,7 +17,7 @@ fn leave_alone(world: &mut World, survivor: usize, lost: u32) {
     world.until("the survivor is alone", |world| {
         let now_ms = world.now_ms;
         let Some(multi) = &mut world.nodes[survivor].multi else { return false };
-        let _ = multi.go_alone(GROUP, NodeId(lost), now_ms);
+        let _ = multi.go_alone(GROUP, NodeId(lost), 1, now_ms);
         if multi.status(GROUP).unwrap().members.voters == voters {
             return true;
         }
@@ -96,7 +96,7 @@ fn a_lost_voter_that_comes_back_leads_nobody() {
         world.run(down_ms + 1);
         let now_ms = world.now_ms;
         if let Some(multi) = &mut world.nodes[survivor].multi {
-            let _ = multi.go_alone(GROUP, NodeId(lost as u32), now_ms);
+            let _ = multi.go_alone(GROUP, NodeId(lost as u32), 1, now_ms);
         }
         let alone_ms = world.draw(1000);
         world.run(alone_ms);
@@ -135,16 +135,16 @@ fn only_one_of_two_voters_goes_on_alone_and_not_while_a_leader_may_serve() {
     three.found(1, &[0, 1, 2]);
     three.run(300);
     let now_ms = three.now_ms;
-    let refused = three.multi(1).go_alone(GROUP, NodeId(0), now_ms);
+    let refused = three.multi(1).go_alone(GROUP, NodeId(0), 1, now_ms);
     assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
 
     let mut world = pair(8);
     let leader = world.leader(1).unwrap();
     let now_ms = world.now_ms;
     let other = NodeId(leader as u32);
-    let refused = world.multi(1 - leader).go_alone(GROUP, other, now_ms);
+    let refused = world.multi(1 - leader).go_alone(GROUP, other, 1, now_ms);
     assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
-    let refused = world.multi(leader).go_alone(GROUP, NodeId(2), now_ms);
+    let refused = world.multi(leader).go_alone(GROUP, NodeId(2), 1, now_ms);
     assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
 }
 
@@ -181,7 +181,7 @@ fn who_may_be_one_of_three_goes_on_with_the_third() {
         world.run(1000);
         for _ in 0..20 {
             let now_ms = world.now_ms;
-            let _ = world.multi(survivor).go_alone(GROUP, NodeId(leader as u32), now_ms);
+            let _ = world.multi(survivor).go_alone(GROUP, NodeId(leader as u32), 1, now_ms);
             world.run(200);
             assert_eq!(world.leader(1), None, "seed {seed}: not without the third");
         }
@@ -231,7 +231,7 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
         world.run(1000);
         let before = world.nodes[survivor].machines[&GROUP].clone();
         let now_ms = world.now_ms;
-        world.multi(survivor).go_alone(GROUP, NodeId(lost as u32), now_ms).unwrap();
+        world.multi(survivor).go_alone(GROUP, NodeId(lost as u32), 1, now_ms).unwrap();
         world.run(100);
         assert_eq!(world.leader(1), Some(survivor));
         let early = world.multi(survivor).propose(GROUP, Bytes::from_static(b"one copy"));
@@ -355,7 +355,7 @@ fn who_goes_on_alone_hears_the_lost_one_no_more() {
     for seed in 0..20 {
         let mut world = a_survivor_whom_two_do_not_know(6000 + seed);
         let now_ms = world.now_ms;
-        let told = world.multi(1).go_alone(GROUP, NodeId(0), now_ms);
+        let told = world.multi(1).go_alone(GROUP, NodeId(0), 1, now_ms);
         assert_eq!(told, Ok(()), "seed {seed}");
         (world.nodes[0].restart_ms, world.nodes[2].restart_ms) = (now_ms, now_ms);
         for _ in 0..4000 {
