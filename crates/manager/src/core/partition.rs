@@ -182,11 +182,9 @@ impl State {
         // The planner knows who has what it lacks: two managers need not have noted the same when a program was new.
         let is_given_rest = present.len() == MEMBERS_MIN && !learners.is_empty();
         let is_survivor = members.is_subset(&present) && (is_whole || is_given_rest);
-        let exchanges_learner = members == present && !learners.is_empty();
-        let other = self.other_of_two(partition);
-        let passes_on = present.len() == 1 && other.is_some_and(|other| members == [other].into());
+        let goes_on_alone = (present.len(), members.len()) == (1, 1);
         if members.len() != configuration.members.len()
-            || members.len() < MEMBERS_MIN && !is_survivor && !exchanges_learner && !passes_on
+            || members.len() < MEMBERS_MIN && !is_survivor && !goes_on_alone
             || learners.len() > 1
             || !members.contains(&configuration.primary)
             || !members.iter().chain(learners).all(holds)
@@ -197,8 +195,12 @@ impl State {
         if let Some(record) = self.data.get_mut(&partition) {
             record.configuration = configuration.clone();
         }
-        self.replaced.remove(&partition);
+        let stood_for_another = self.replaced.remove(&partition).is_some();
         self.note_members(partition, &present, &members);
+        if stood_for_another {
+            // Which the group may have taken, with a third one in it.
+            self.other_of_two.remove(&partition);
+        }
         Applied::Done
     }
 

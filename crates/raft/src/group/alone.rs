@@ -105,7 +105,7 @@ impl Group {
     }
 
     /// The voter given by a change that follows in the log and has not taken effect here. `None` if there
-    /// is more than one step to it.
+    /// is more than one step to it, or this one is to leave.
     fn new_voter(&self) -> Option<Option<NodeId>> {
         let log = &self.raw.raft.raft_log;
         let (first, end) = (self.delivered + 1, log.last_index() + 1);
@@ -117,6 +117,10 @@ impl Group {
         let mut found = None;
         changes.try_for_each(|entry| {
             let change = postcard::from_bytes::<Change>(&entry.context).ok()?;
+            if change.steps.contains(&(REMOVED, self.node.0)) {
+                // It may have been committed: the other one went on alone.
+                return None;
+            }
             let gains = change.steps.iter().any(|(kind, _)| *kind == VOTER);
             match change.steps[..] {
                 [(VOTER, node)] if found.is_none() => found = Some(NodeId(node)),
