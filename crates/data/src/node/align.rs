@@ -185,7 +185,7 @@ impl Run {
             }
         }
         let mut complete = held.len() == self.configuration.holders().count();
-        // …but of one that goes on alone, which may lack what the learner has.
+        // One that goes on alone may lack what its learner has.
         let decides = match self.configuration.members.len() {
             1 => complete,
             _ => self.configuration.members.iter().all(|member| held.contains_key(member)),

@@ -1,5 +1,6 @@
 //! Committed overwrites go to the extents: in the order of the log for each, and again where the disk hinders one.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -70,38 +71,54 @@ impl Disk {
             (id, extent),
             move || (apply_all(&store, &it, &behind), it),
             move |disk, ((applied, lacks), it)| {
-                if lacks && let Some(partition) = disk.partitions.get_mut(&id) {
-                    // Saved with the applied index, before the log is trimmed behind it.
-                    partition.state.lacks_overwritten = true;
-                    partition.lacking.insert(extent);
+                if lacks {
+                    disk.note_lack(id, extent);
                 }
-                match applied {
-                    Applied::Done(damaged) => {
-                        if let Some(partition) = disk.partitions.get_mut(&id) {
-                            // Whole now, they may rot again.
-                            partition.lost.remove_written(extent, blocks, &damaged);
-                            // What the log makes of them may be what others have.
-                            damaged
-                                .iter()
-                                .for_each(|block| partition.lost.find_anew(extent, *block));
-                        }
-                        disk.entry_applied(id, position, Some(extent), Ok(()));
-                        // One that finds no place is found again by who reads it, and by the scrub.
-                        for block in damaged {
-                            disk.repair_block(id, extent, block);
-                        }
-                    }
-                    Applied::Hindered => {
-                        if let Some(partition) = disk.partitions.get(&id) {
-                            partition.applying.borrow_mut().hinder(position.index, extent);
-                        }
-                        disk.repair_until_done(id, position, it, refusals);
-                    }
-                    // The fence is up: everybody is told elsewhere, and the log keeps the entry.
-                    Applied::Failed => {}
-                }
+                disk.overwritten(id, position, (it, blocks, refusals), applied);
             },
         );
+    }
+
+    /// Saved with the applied index, before the log is trimmed behind it.
+    fn note_lack(&mut self, id: PartitionId, extent: ExtentId) {
+        if let Some(partition) = self.partitions.get_mut(&id) {
+            partition.state.lacks_overwritten = true;
+            partition.lacking.insert(extent);
+        }
+    }
+
+    /// A disk thread is through with an overwrite of these blocks.
+    fn overwritten(
+        &mut self,
+        id: PartitionId,
+        position: LogPosition,
+        (it, blocks, refusals): (Arc<CommittedOverwrite>, Range<u64>, u32),
+        applied: Applied,
+    ) {
+        let extent = it.extent;
+        match applied {
+            Applied::Done(damaged) => {
+                if let Some(partition) = self.partitions.get_mut(&id) {
+                    // Whole now, they may rot again.
+                    partition.lost.remove_written(extent, blocks, &damaged);
+                    // What the log makes of them may be what others have.
+                    damaged.iter().for_each(|block| partition.lost.find_anew(extent, *block));
+                }
+                self.entry_applied(id, position, Some(extent), Ok(()));
+                // One that finds no place is found again by who reads it, and by the scrub.
+                for block in damaged {
+                    self.repair_block(id, extent, block);
+                }
+            }
+            Applied::Hindered => {
+                if let Some(partition) = self.partitions.get(&id) {
+                    partition.applying.borrow_mut().hinder(position.index, extent);
+                }
+                self.repair_until_done(id, position, it, refusals);
+            }
+            // The fence is up: everybody is told elsewhere, and the log keeps the entry.
+            Applied::Failed => {}
+        }
     }
 
     /// The old bytes are there, whole: without this entry they would be served, so it stays unapplied
@@ -226,13 +243,11 @@ fn apply(store: &ExtentStore, it: &CommittedOverwrite, lacks: &mut Lacks) -> App
     };
     match result {
         Ok(damaged) => Applied::Done(damaged),
-        Err(StoreError::NoExtent) if !store.is_removed(extent) => {
-            *lacks = true;
+        Err(StoreError::NoExtent) => {
+            *lacks |= !store.is_removed(extent);
             Applied::Done(Vec::new())
         }
-        Err(StoreError::NoExtent | StoreError::Removed | StoreError::Closed) => {
-            Applied::Done(Vec::new())
-        }
+        Err(StoreError::Removed | StoreError::Closed) => Applied::Done(Vec::new()),
         // In place needs no space but for a mark.
         Err(
             StoreError::ReadFailed { .. }

@@ -297,6 +297,28 @@ fn who_was_taken_for_dead_goes_on_when_the_survivor_is_lost() {
     assert_eq!(members(&world).len(), 3);
 }
 
+/// Found by a reader: the group may have taken what was replaced, with a third one in it, whose vote the survivor goes on with:
+/// what those two acknowledge the other one of two does not have.
+#[test]
+fn the_word_does_not_pass_on_after_a_decision_that_was_replaced() {
+    for is_replaced in [false, true] {
+        let mut world = settled();
+        let partition = PartitionId(4);
+        adopt_unaligned(&mut world, 4, 2, &[105, 106]);
+        let (adopted, primary, learners) = (Epoch(2), NodeId(105), Vec::new());
+        let members = nodes(&[105, 106]);
+        let configuration = Configuration { epoch: Epoch(3), members, primary, learners };
+        let command = match is_replaced {
+            true => CommandV1::ReplaceConfiguration { partition, configuration, adopted },
+            false => CommandV1::SetConfiguration { partition, configuration },
+        };
+        assert_eq!(world.log.apply(command), Applied::Done);
+        adopt_unaligned(&mut world, 4, 4, &[105]);
+        let other = world.log.state.other_of_two(partition);
+        assert_eq!(other, (!is_replaced).then_some(NodeId(106)));
+    }
+}
+
 /// What is at its place now was made there later, and has nothing.
 #[test]
 fn who_left_and_is_made_anew_completes_nobody() {

@@ -197,6 +197,42 @@ fn who_may_be_one_of_three_goes_on_with_the_third() {
     assert!(in_time > 10, "{in_time}");
 }
 
+/// Found by a reader: the survivor had taken the other one in as a learner, and both lost power. What the other one had on disk,
+/// and had not been told to be committed, says that it leaves.
+#[test]
+fn who_is_to_leave_by_its_own_log_does_not_go_on_alone() {
+    let mut in_time = 0;
+    for seed in 0..40 {
+        let mut world = pair(3000 + seed);
+        world.flush_ms_max = 1;
+        let leader = world.leader(1).unwrap();
+        let leaves = 1 - leader;
+        let change = MemberChange { voters: vec![NodeId(leader as u32)], learners: vec![] };
+        let mut position = None;
+        world.until("the change begins", |world| {
+            position = world.multi(leader).propose_change(GROUP, &change, &[], Bytes::new()).ok();
+            position.is_some()
+        });
+        world.until("who leaves has the change", |world| {
+            let status = world.multi(leaves).status(GROUP).unwrap();
+            position.is_some_and(|position| status.persisted >= position.index)
+        });
+        world.crash(leader, FOR_GOOD_MS);
+        if world.multi(leaves).status(GROUP).unwrap().members.voters.len() < 2 {
+            continue;
+        }
+        in_time += 1;
+        for _ in 0..20 {
+            let now_ms = world.now_ms;
+            let told = world.multi(leaves).go_alone(GROUP, NodeId(leader as u32), 2, now_ms);
+            assert!(told.is_err(), "seed {seed}: {told:?}");
+            world.run(200);
+            assert_eq!(world.leader(1), None, "seed {seed}");
+        }
+    }
+    assert!(in_time > 10, "{in_time}");
+}
+
 /// The word reaches a leader that has not noticed yet: it proposes the removal by itself, in vain.
 #[test]
 fn a_removal_that_was_proposed_in_vain_does_not_keep_the_survivor() {
