@@ -216,7 +216,11 @@ fn configure(view: View<'_>, record: &DataRecord) -> Option<Step> {
     if adopted.epoch >= record.configuration.epoch {
         return None;
     }
-    let ask = ask_order(view, view.loads.data_leader(record), &adopted.members);
+    // One that is to go on instead of a survivor may be in no configuration that others have adopted.
+    let decided = &record.configuration.members;
+    let more = decided.iter().filter(|node| !adopted.members.contains(node));
+    let members: Vec<NodeId> = adopted.members.iter().chain(more).copied().collect();
+    let ask = ask_order(view, view.loads.data_leader(record), &members);
     let (partition, configuration) = (record.id, record.configuration.clone());
     let lost = lost_members(view, record);
     Some(Step::Configure { partition, configuration, lost, ask })

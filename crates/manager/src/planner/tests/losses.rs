@@ -297,6 +297,33 @@ fn who_was_taken_for_dead_goes_on_when_the_survivor_is_lost() {
     assert_eq!(members(&world).len(), 3);
 }
 
+/// Simulation, seeds 395862 and 397607: one that learned from the survivor had taken its configuration, so that nobody asked
+/// the other one of two to go on.
+#[test]
+fn who_is_to_go_on_instead_of_a_lost_survivor_is_told_though_a_learner_followed_that_one() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world.policy.dead_after_ms = 10_000;
+    world.down.insert(NodeId(104));
+    world.wait(3_000);
+    // Away, with what it has adopted.
+    let other = world.data[&NodeId(106)][&partition].clone();
+    world.down.insert(NodeId(106));
+    world.wait(14_000);
+    let decided = |world: &World| world.data_record(4).configuration.clone();
+    assert_eq!(decided(&world).members, nodes(&[105]));
+    world.down.remove(&NodeId(104));
+    world.data.get_mut(&NodeId(105)).unwrap().get_mut(&partition).unwrap().unaligned = 1;
+    world.wait(3_000);
+    let alone = decided(&world);
+    assert_eq!((alone.members, alone.learners), (nodes(&[105]), nodes(&[104])));
+    world.data.get_mut(&NodeId(106)).unwrap().insert(partition, other);
+    world.down.remove(&NodeId(106));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.wait(30_000);
+    assert_eq!(decided(&world).members.len(), 3);
+}
+
 /// Found by a reader: the group may have taken what was replaced, with a third one in it, whose vote the survivor goes on with:
 /// what those two acknowledge the other one of two does not have.
 #[test]

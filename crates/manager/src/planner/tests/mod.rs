@@ -203,17 +203,17 @@ impl World {
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }
             Step::Configure { partition, configuration, ask, .. } => {
-                let reports = self.data.values().filter_map(|held| held.get(partition));
-                let newest = reports.map(|report| &report.configuration);
-                let newest = newest.max_by_key(|newest| newest.epoch).cloned();
+                // Whoever is asked, stays, and can lead the group there does.
+                let stays = |node: &&NodeId| configuration.members.contains(*node);
+                let asked = ask.iter().filter(stays).filter(|node| !self.down.contains(node));
+                let mut asked = asked.filter_map(|node| self.data.get(node)?.get(partition));
+                let is_taken = asked.any(|report| configuration.follows(&report.configuration));
                 let is_stuck = self.stuck.contains(partition);
                 let replicas = self.data.values_mut().filter_map(|held| held.get_mut(partition));
                 for report in replicas {
-                    let follows = |newest| configuration.follows(newest);
-                    if !is_stuck && newest.as_ref().is_some_and(follows) {
+                    if !is_stuck && is_taken {
                         report.configuration = configuration.clone();
-                        let is_member = |node: &&NodeId| configuration.members.contains(*node);
-                        report.leader = ask.iter().find(is_member).copied();
+                        report.leader = ask.iter().find(stays).copied();
                         report.current = configuration.holders().collect();
                         report.term += 1;
                     }
