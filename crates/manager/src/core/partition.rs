@@ -224,29 +224,31 @@ impl State {
             }
             _ => drop(self.other_of_two.remove(&partition)),
         }
-        let left = self.left.entry(partition).or_default();
-        let places = self.data.get(&partition).map_or(0, |record| record.replicas.len());
-        if places <= MEMBERS_MIN + 1 {
-            left.extend(whole.difference(members).map(|node| (*node, before.clone())));
+        let completes = self.completes.entry(partition).or_default();
+        if before.len() == MEMBERS_MIN && before.is_subset(members) {
+            let joined = || members.difference(before).copied();
+            for node in before.intersection(whole) {
+                completes.entry(*node).or_default().extend(joined());
+            }
         }
         whole.retain(|node| members.contains(node));
-        left.retain(|_, beside| {
-            beside.retain(|other| members.contains(other) && !whole.contains(other));
-            !beside.is_empty()
+        completes.retain(|_, others| {
+            others.retain(|other| members.contains(other) && !whole.contains(other));
+            !others.is_empty()
         });
         self.whole.retain(|_, whole| !whole.is_empty());
-        self.left.retain(|_, left| !left.is_empty());
+        self.completes.retain(|_, completes| !completes.is_empty());
     }
 
     /// Its replica there is another one from now on, or none.
-    pub(super) fn forget_left(&mut self, partition: PartitionId, node: NodeId) {
+    pub(super) fn forget_replica(&mut self, partition: PartitionId, node: NodeId) {
         if self.other_of_two(partition) == Some(node) {
             self.other_of_two.remove(&partition);
         }
-        if let Some(left) = self.left.get_mut(&partition) {
-            left.remove(&node);
+        if let Some(completes) = self.completes.get_mut(&partition) {
+            completes.remove(&node);
         }
-        self.left.retain(|_, left| !left.is_empty());
+        self.completes.retain(|_, completes| !completes.is_empty());
     }
 
     /// Who goes on instead of one that goes on alone, should that be lost before another one has joined it.
@@ -255,16 +257,16 @@ impl State {
         self.other_of_two.get(&partition).copied()
     }
 
-    /// Who, together with this member of a data partition, has every acknowledged byte: it left with all that there was, and
-    /// this one was a member already. And every overwrite: where there are three places, this one had joined two, who both
-    /// had all that was committed before.
+    /// Who, together with this member of a data partition, has every acknowledged byte: it had all that there was when this
+    /// one joined, who has been a member since. And every overwrite: this one joined two, who both had all that was
+    /// committed before.
     pub fn complements(
         &self,
         partition: PartitionId,
         member: NodeId,
     ) -> impl Iterator<Item = NodeId> {
-        let left = self.left.get(&partition).into_iter().flatten();
-        left.filter(move |(_, beside)| beside.contains(&member)).map(|(node, _)| *node)
+        let completes = self.completes.get(&partition).into_iter().flatten();
+        completes.filter(move |(_, others)| others.contains(&member)).map(|(node, _)| *node)
     }
 
     /// The word for a survivor of two stands: the other one must not go on as well (docs/decisions/0007).
@@ -305,7 +307,7 @@ impl State {
             if record.configuration.epoch == *epoch {
                 let members = record.configuration.members.iter().copied().collect();
                 self.whole.insert(*partition, members);
-                self.left.remove(partition);
+                self.completes.remove(partition);
             }
         }
         Applied::Done
@@ -356,7 +358,7 @@ impl State {
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
             self.whole.remove(id);
-            self.left.remove(id);
+            self.completes.remove(id);
             self.other_of_two.remove(id);
             self.replaced.remove(id);
             self.end_tasks_of(*id);

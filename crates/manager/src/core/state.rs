@@ -48,9 +48,9 @@ pub struct State {
     /// Data partitions whose newest configuration was decided instead of others, and the epoch that their groups
     /// were seen to have then.
     pub(super) replaced: BTreeMap<PartitionId, Epoch>,
-    /// Who left a data partition with every byte that had been acknowledged, and those who were members beside it, still
-    /// are, and are not known to have all: each of them has what was acknowledged since.
-    pub(super) left: BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
+    /// Of a data partition, who had every byte that had been acknowledged when others joined it as one of two, member or
+    /// not any more; and those others, who are members still, and are not known to have all.
+    pub(super) completes: BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
     /// Of a data partition whose survivor of two goes on alone: the other one, if it has everything as well. As long as
     /// nobody has joined, nothing is acknowledged.
     pub(super) other_of_two: BTreeMap<PartitionId, NodeId>,
@@ -77,7 +77,7 @@ impl State {
             whole: BTreeMap::new(),
             lives: BTreeMap::new(),
             replaced: BTreeMap::new(),
-            left: BTreeMap::new(),
+            completes: BTreeMap::new(),
             other_of_two: BTreeMap::new(),
         }
     }

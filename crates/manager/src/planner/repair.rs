@@ -251,14 +251,16 @@ fn others_configuration(view: View<'_>, record: &DataRecord) -> Option<Configura
     })
 }
 
-/// Who is there and has what a survivor may lack: with all overwrites of it, as it has been a member beside the
-/// survivor by its own word.
+/// Who is there, is to learn, and has what a survivor may lack: with all overwrites of it, as it has been a member beside
+/// the survivor by its own word.
 fn complement(view: View<'_>, record: &DataRecord, survivor: NodeId) -> Option<NodeId> {
+    let is_to_learn = |node: &NodeId| !record.configuration.members.contains(node);
     let was_beside = |node: &NodeId| {
         let report = view.loads.report(*node).and_then(|load| load.data.get(&record.id));
         report.is_some_and(|report| report.configuration.members.contains(&survivor))
     };
-    let is_there = |node: &NodeId| may_stay(view, record, *node) && was_beside(node);
+    let is_there =
+        |node: &NodeId| is_to_learn(node) && may_stay(view, record, *node) && was_beside(node);
     view.state.complements(record.id, survivor).find(is_there)
 }
 
