@@ -294,15 +294,10 @@ async fn patiently<T>(
     }
 }
 
-/// Whether a member may answer soon: it is away, just back, or has not come so far in the log.
+/// Whether a member may answer soon: it is away, just back, or has not come so far in the log. One whose replica is lost
+/// will not: a node answers when it has looked what its disks hold.
 fn is_late(error: &DataError) -> bool {
-    matches!(
-        error,
-        DataError::Busy
-            | DataError::MemberSilent { .. }
-            | DataError::StaleEpoch { .. }
-            | DataError::WrongPartition
-    )
+    matches!(error, DataError::Busy | DataError::MemberSilent { .. } | DataError::StaleEpoch { .. })
 }
 
 #[cfg(test)]

@@ -53,7 +53,9 @@ impl Disk {
         if term != it.term {
             return Err(DataError::OtherTerm { term });
         }
-        if partition.configuration.members.len() < 2 {
+        // The newest one out of the log, too: it may not be in force yet, and the group commits by it.
+        let configurations = [&partition.configuration, &partition.state.configuration];
+        if configurations.iter().any(|it| it.members.len() < 2) {
             return Err(DataError::ReadOnly);
         }
         if fenced {

@@ -54,6 +54,35 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
     });
 }
 
+/// Found by a reader: the group needs one voter as soon as the other one's removal is committed, and that the partition has one
+/// member counts when it is written down, for which there may be no room.
+#[test]
+fn a_survivor_that_cannot_write_down_that_it_is_alone_takes_no_writes_either() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        cluster.overwrite(&[1, 2], 2, extent, 0, &bytes[..100]).await;
+        cluster.kill_node(2).await;
+        cluster.fill_disk_of_states(1);
+        let word = DataRequest::Configure {
+            partition: PARTITION,
+            configuration: configuration(3, &[1]),
+            lost: vec![NodeId(2)],
+        };
+        let answer = nodes::until("it is alone", async || {
+            drop(cluster.ask(&cluster.as_manager, 1, &word, Bytes::new()).await);
+            cluster.report(1).await.filter(|report| report.leader == Some(NodeId(1)))?;
+            let answer = cluster.try_overwrite(&[1], 2, extent, 0, &bytes[..100]).await;
+            matches!(answer, Ok(()) | Err(DataError::ReadOnly)).then_some(answer)
+        });
+        assert_eq!(answer.await, Err(DataError::ReadOnly));
+        assert_eq!(cluster.report(1).await.unwrap().configuration.epoch, Epoch(2));
+    });
+}
+
 /// Node 1 leaves nodes 2 and 3 with an extent of which node 3, which has just joined, has only the beginning yet.
 async fn leave_one_that_lacks(cluster: &mut Cluster) -> (ExtentId, Vec<u8>) {
     cluster.kill_node(3).await;

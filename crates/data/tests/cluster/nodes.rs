@@ -564,6 +564,12 @@ impl Cluster {
         self.base.path().join(place)
     }
 
+    /// No room to write down what a replica knows of its configuration.
+    pub fn fill_disk_of_states(&self, node: u32) {
+        let new = format!("node{node}/disk{}/states/{PARTITION}.new", disk_of(node));
+        std::os::unix::fs::symlink("/dev/full", self.base.path().join(new)).unwrap();
+    }
+
     pub fn extent_file(&self, node: u32, extent: ExtentId) -> PathBuf {
         let disk = disk_of(node);
         let place =
