@@ -138,6 +138,9 @@ impl Disk {
         if wanted.epoch <= partition.state.configuration.epoch {
             return self.entry_applied(id, position, None, Ok(()));
         }
+        if was_in_vain(&partition.state.configuration, &wanted) {
+            return self.retire_replica(id);
+        }
         let was_one_of_two = partition.state.configuration.members.len() == 2;
         let goes_alone = wanted.members == [self.shared.node] && !wanted.learners.is_empty();
         partition.state.is_given_rest =
@@ -153,6 +156,16 @@ impl Disk {
                 disk.entry_applied(id, position, None, Ok(()));
             }),
         );
+    }
+
+    /// Whether this replica cannot follow a group that has come to a configuration: it is out of service then.
+    pub fn retire_if_in_vain(&mut self, id: PartitionId, later: &Configuration) -> bool {
+        let own = self.partitions.get(&id).map(|partition| &partition.state.configuration);
+        let was_in_vain = own.is_some_and(|own| was_in_vain(own, later));
+        if was_in_vain {
+            self.retire_replica(id);
+        }
+        was_in_vain
     }
 
     /// Puts a configuration that is written down into force: the old epoch's appends end here.
@@ -220,6 +233,14 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
     }
 }
 
+/// Whether a replica has followed one that went on alone, and that may have been lost before anybody joined it: then another
+/// one went on instead, who has nothing of what was committed there (docs/decisions/0007). The bytes that came of it are
+/// in this replica.
+fn was_in_vain(own: &Configuration, later: &Configuration) -> bool {
+    let is_later = later.epoch > own.epoch;
+    matches!(own.members[..], [alone] if is_later && !later.members.contains(&alone))
+}
+
 /// Whom this node is to go on without, if it is the survivor of two.
 fn survivor_without(
     wanted: &Configuration,
@@ -269,6 +290,16 @@ mod tests {
         let missed_one = survivor_without(&configuration(6, &[1], 1), &pair, NodeId(1));
         assert_eq!(missed_one, Some(NodeId(2)), "one epoch between could not be committed");
         assert_eq!(survivor_without(&configuration(4, &[1], 1), &pair, NodeId(1)), None);
+    }
+
+    #[test]
+    fn who_has_followed_one_that_went_on_alone_follows_nobody_without_it() {
+        let alone = configuration(5, &[1], 1);
+        assert!(was_in_vain(&alone, &configuration(7, &[2], 2)));
+        assert!(was_in_vain(&alone, &configuration(9, &[2, 3], 2)), "it may have been");
+        assert!(!was_in_vain(&alone, &configuration(7, &[1, 3], 1)));
+        assert!(!was_in_vain(&alone, &configuration(4, &[2, 3], 2)), "before");
+        assert!(!was_in_vain(&configuration(5, &[1, 2], 1), &configuration(7, &[2], 2)));
     }
 
     #[test]

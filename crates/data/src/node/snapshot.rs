@@ -122,6 +122,11 @@ async fn copy(
 ) -> Result<Copied, DataError> {
     let report = report_with_us(filling, leader).await?;
     let configuration = report.configuration.clone();
+    let (id, later) = (filling.partition, configuration.clone());
+    let retire = move |disk: &mut Disk| disk.retire_if_in_vain(id, &later);
+    if filling.shared.ask_disk(filling.disk, retire).await != Some(false) {
+        return Err(DataError::DiskFailed);
+    }
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.
     let own = filling.states_of(filling.shared.node, configuration.epoch, None).await?;

@@ -205,6 +205,61 @@ fn the_other_one_of_two_goes_on_when_the_survivor_is_lost() {
     });
 }
 
+/// Found by a reader: the lost survivor comes back with an overwrite that it alone had committed, and the log in which that
+/// would be noticed is trimmed.
+#[test]
+fn a_survivor_that_was_lost_and_comes_back_is_made_anew() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = |token| AppendTarget::New { token };
+        let (extent, ..) = cluster.append_patiently(1, 1, new(1), &bytes).await;
+        let (other, ..) = cluster.append_patiently(1, 1, new(2), &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.drop_replica(3).await;
+        while cluster.leader(&[1, 2]).await != 1 {
+            cluster.kill_node(2).await;
+            cluster.start_node(2).await;
+        }
+        cluster.kill_node(2).await;
+        let over = cluster.try_overwrite(&[1], 2, extent, 200_000, &bytes[..5_000]);
+        assert!(tokio::time::timeout(Duration::from_millis(300), over).await.is_err());
+        cluster.configure(configuration(3, &[1]), &[1]).await;
+        let held = |cluster: &Cluster, node| {
+            std::fs::read(cluster.extent_file(node, extent)).unwrap()[200_000..205_000].to_vec()
+        };
+        assert!(held(cluster, 1) == bytes[..5_000], "it was committed");
+        cluster.kill_node(1).await;
+        cluster.start_node(2).await;
+        cluster.configure(configuration(4, &[2]), &[2]).await;
+        cluster.create_replica(3, configuration(4, &[2])).await;
+        let learning = |epoch, members: &[u32], learner| Configuration {
+            learners: vec![NodeId(learner)],
+            ..configuration(epoch, members)
+        };
+        cluster.configure(learning(5, &[2], 3), &[2]).await;
+        nodes::until("the new one has all", async || {
+            let report = cluster.report(2).await?;
+            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
+        })
+        .await;
+        cluster.configure(configuration(6, &[2, 3]), &[2, 3]).await;
+        cluster.overwrite_until_trimmed(&[2, 3], 6, other).await;
+        cluster.start_node(1).await;
+        cluster.configure(learning(7, &[2, 3], 1), &[2, 3]).await;
+        nodes::until("it is out of service", async || {
+            let read = cluster.read(1, extent, 0..1, false).await;
+            (read == Err(DataError::DiskFailed)).then_some(())
+        })
+        .await;
+        cluster.create_replica(1, learning(7, &[2, 3], 1)).await;
+        nodes::until("it has all", async || {
+            (std::fs::read(cluster.extent_file(1, extent)).ok()?.get(..300_000) == Some(&bytes[..]))
+                .then_some(())
+        })
+        .await;
+    });
+}
+
 /// Found by a reader: a snapshot stands for what was overwritten, and brings it only where there are bytes.
 #[test]
 fn a_replica_says_that_it_lacks_what_a_snapshot_stands_for() {
