@@ -17,7 +17,6 @@ use super::freed_log::{Noting, Record};
 use super::piece::{self, PIECE_HEADER_BYTES};
 use super::{ExtentStore, Freed, StoreError, extent_path, lock, write_lock};
 
-/// What is to be done once the log has it.
 /// Blocks with headers of pieces that may be dead.
 #[derive(Debug, Default)]
 pub struct HeaderBlocks {
@@ -27,6 +26,7 @@ pub struct HeaderBlocks {
     pub damaged: Vec<(ExtentId, u64)>,
 }
 
+/// What is to be done once the log has it.
 #[derive(Default)]
 struct Plan {
     records: Vec<Record>,

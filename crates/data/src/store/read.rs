@@ -44,10 +44,11 @@ pub(super) fn read_for_repair(
             return Err(StoreError::Shorter { length: state.length });
         }
         let end = state.length.min(offset.saturating_add(length));
-        // Holes are whole blocks within the range; parts of freed blocks travel as zeros.
+        // Holes are whole blocks within the range, and the last one of an extent; parts of freed blocks travel as zeros.
         let is_hole = |block: &u64| {
-            let (start, block_end) = (block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES);
-            start >= offset && block_end <= end && state.is_freed(*block)
+            let block_start = block * BLOCK_BYTES;
+            let block_end = (block_start + BLOCK_BYTES).min(state.length);
+            block_start >= offset && block_end <= end && state.is_freed(*block)
         };
         let blocks = offset / BLOCK_BYTES..block_count(end);
         let live = blocks.clone().find(|block| !is_hole(block)).unwrap_or(blocks.end);

@@ -151,6 +151,32 @@ fn freed_bytes_are_neither_served_as_zeros_nor_overwritten() {
     });
 }
 
+/// Simulation, seed 403688: the end of an extent was damaged on one replica, and freed on the others, who sent zeros for it. They
+/// were taken for its bytes; the header of a dead piece among them was gone, and the extent stayed for ever.
+#[test]
+fn the_end_of_an_extent_that_is_freed_elsewhere_is_not_repaired_with_zeros() {
+    run(async |cluster| {
+        let bytes = pattern(1, 10_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        let range = FreedRange { partition: PARTITION, extent, offset: 8_192, length: 1_808 };
+        for node in [1, 2] {
+            let free = DataRequest::Free { ranges: vec![range.clone()] };
+            cluster.ask(&cluster.as_meta, node, &free, Bytes::new()).await.unwrap();
+        }
+        cluster.rot_extent(3, extent, 9_000);
+        let read = nodes::until("it is not damaged any more", async || {
+            let read = cluster.read(3, extent, 9_000..9_100, false).await;
+            (!matches!(read, Err(DataError::Corrupt { .. } | DataError::Busy))).then_some(read)
+        });
+        assert_eq!(read.await, Err(DataError::NoExtent));
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+    });
+}
+
 /// A flipped bit is never served, and is repaired from another replica.
 #[test]
 fn a_damaged_block_is_repaired_from_another_replica() {

@@ -166,6 +166,24 @@ fn a_short_replica_is_filled_from_its_peer_without_the_holes() {
     assert_eq!(digest(&replica), digest(&peer));
 }
 
+/// As zeros it would be taken for bytes, by who has not freed it yet.
+#[test]
+fn the_last_block_of_an_extent_travels_as_a_hole_when_it_is_freed() {
+    let world = World::with_extent();
+    world.append(&pattern(1, 10_000)).unwrap();
+    let hole = |at, length| {
+        let found = world.store.read_for_repair(LARGE, at, length).unwrap();
+        (found.hole, found.stored.bytes.len())
+    };
+    world.free(4_096, 5_904);
+    assert_eq!(hole(4_096, 5_904), (4_096, 1_808), "it may go on");
+    world.store.seal(LARGE, 10_000).unwrap();
+    assert_eq!(hole(4_096, 5_904), (5_904, 0));
+    assert_eq!(hole(8_192, 10_000), (1_808, 0));
+    assert_eq!(hole(0, 10_000), (0, 4_096));
+    assert_eq!(hole(8_192, 1_000), (0, 1_000), "a part of it");
+}
+
 #[test]
 fn digests_tell_replicas_apart() {
     let digest = |world: &World, length| world.store.digest(LARGE, Some(length)).unwrap();
