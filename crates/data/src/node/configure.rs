@@ -138,7 +138,7 @@ impl Disk {
         if wanted.epoch <= partition.state.configuration.epoch {
             return self.entry_applied(id, position, None, Ok(()));
         }
-        if was_in_vain(&partition.state.configuration, &wanted) {
+        if was_in_vain(&partition.state.configuration, &wanted, self.shared.node) {
             return self.retire_replica(id);
         }
         let was_one_of_two = partition.state.configuration.members.len() == 2;
@@ -161,7 +161,7 @@ impl Disk {
     /// Whether this replica cannot follow a group that has come to a configuration: it is out of service then.
     pub fn retire_if_in_vain(&mut self, id: PartitionId, later: &Configuration) -> bool {
         let own = self.partitions.get(&id).map(|partition| &partition.state.configuration);
-        let was_in_vain = own.is_some_and(|own| was_in_vain(own, later));
+        let was_in_vain = own.is_some_and(|own| was_in_vain(own, later, self.shared.node));
         if was_in_vain {
             self.retire_replica(id);
         }
@@ -235,10 +235,12 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
 
 /// Whether a replica has followed one that went on alone, and that may have been lost before anybody joined it: then another
 /// one went on instead, who has nothing of what was committed there (docs/decisions/0007). The bytes that came of it are
-/// in this replica.
-fn was_in_vain(own: &Configuration, later: &Configuration) -> bool {
+/// in this replica. A member has taken part in what came later: its disk has forgotten that.
+fn was_in_vain(own: &Configuration, later: &Configuration, node: NodeId) -> bool {
     let is_later = later.epoch > own.epoch;
-    matches!(own.members[..], [alone] if is_later && !later.members.contains(&alone))
+    let goes_on_without = |alone: &NodeId| !later.members.contains(alone);
+    matches!(&own.members[..], [alone] if is_later && goes_on_without(alone))
+        && !later.members.contains(&node)
 }
 
 /// Whom this node is to go on without, if it is the survivor of two.
@@ -295,11 +297,13 @@ mod tests {
     #[test]
     fn who_has_followed_one_that_went_on_alone_follows_nobody_without_it() {
         let alone = configuration(5, &[1], 1);
-        assert!(was_in_vain(&alone, &configuration(7, &[2], 2)));
-        assert!(was_in_vain(&alone, &configuration(9, &[2, 3], 2)), "it may have been");
-        assert!(!was_in_vain(&alone, &configuration(7, &[1, 3], 1)));
-        assert!(!was_in_vain(&alone, &configuration(4, &[2, 3], 2)), "before");
-        assert!(!was_in_vain(&configuration(5, &[1, 2], 1), &configuration(7, &[2], 2)));
+        let in_vain = |own: &Configuration, later| was_in_vain(own, &later, NodeId(4));
+        assert!(in_vain(&alone, configuration(7, &[2], 2)));
+        assert!(in_vain(&alone, configuration(9, &[2, 3], 2)), "it may have been");
+        assert!(!in_vain(&alone, configuration(7, &[1, 3], 1)));
+        assert!(!in_vain(&alone, configuration(4, &[2, 3], 2)), "before");
+        assert!(!in_vain(&alone, configuration(9, &[3, 4], 3)), "it has followed them");
+        assert!(!in_vain(&configuration(5, &[1, 2], 1), configuration(7, &[2], 2)));
     }
 
     #[test]

@@ -11,9 +11,7 @@ use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
 use milpa_wire::data::DataRequest;
 
-use crate::store::{
-    Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, StoreError, checksums_of,
-};
+use crate::store::{Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, StoreError};
 
 use super::disk::Disk;
 use super::fetch::{Chunk, Doubt};
@@ -315,14 +313,8 @@ fn append_chunk(
     chunk: &Chunk,
 ) -> Result<u64, StoreError> {
     let mut end = at;
-    let (of_last, whole) = (chunk.hole % BLOCK_BYTES, chunk.hole / BLOCK_BYTES * BLOCK_BYTES);
-    if whole > 0 {
-        end = store.append_hole(extent, at, whole)?;
-    }
-    if of_last > 0 {
-        // Only of a sealed extent: here it is freed with the rest, see `copy_freed`.
-        let zeros = vec![0; of_last as usize];
-        end = store.append(extent, end, &zeros, Checksums::of_payload(&checksums_of(&zeros)))?;
+    if chunk.hole > 0 {
+        end = store.append_hole(extent, at, chunk.hole)?;
     }
     if !chunk.bytes.is_empty() {
         let checksums = Checksums::of_blocks(&chunk.checksums, end);

@@ -223,6 +223,7 @@ impl Disk {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         let problem = "its log is not the group's: something else was committed here";
         tracing::error!(partition = %id, problem, "the replica is out of service");
+        self.driver.multi.refuse_group(id);
         partition.broken = Some(problem.to_owned());
         partition.primary.refuse(Some(DataError::DiskFailed));
         (partition.role, partition.leader) = (milpa_raft::Role::Follower, None);

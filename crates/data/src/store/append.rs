@@ -10,8 +10,9 @@ use super::checksums::{extend_crc, pieces};
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Mark, Place, Slot, Sum, slot_offset};
+use super::free::{self, HeaderBlocks};
 use super::freed_log::Record;
-use super::{Checksums, ExtentStore, StoreError, lock, seal};
+use super::{Checksums, ExtentStore, Freed, StoreError, checksums_of, lock, seal};
 
 pub(super) fn append(
     store: &ExtentStore,
@@ -151,9 +152,43 @@ pub(super) fn append_hole(
     offset: u64,
     length: u64,
 ) -> Result<u64, StoreError> {
-    if length == 0 || !(offset | length).is_multiple_of(BLOCK_BYTES) {
-        return Err(StoreError::Invalid("a hole is made of whole blocks"));
+    if length == 0 {
+        return Err(StoreError::Invalid("a hole of no bytes"));
     }
+    let until = offset.saturating_add(length);
+    let first = offset.next_multiple_of(BLOCK_BYTES).min(until);
+    let last = (until / BLOCK_BYTES * BLOCK_BYTES).max(first);
+    for (start, end) in [(offset, first), (first, last), (last, until)] {
+        match end - start {
+            0 => {}
+            length if length < BLOCK_BYTES => append_dead(store, id, start, length)?,
+            length => append_blocks_of_hole(store, id, start, length)?,
+        }
+    }
+    Ok(until)
+}
+
+/// A part of a block: zeros that nobody reads, since they are dead before they are here.
+fn append_dead(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<(), StoreError> {
+    admit(&store.extent(id)?.state(), offset, length)?;
+    let dead = Freed { extent: id, offset, length };
+    free::free(store, &[dead], &mut HeaderBlocks::default())?;
+    let zeros = vec![0; length as usize];
+    let sums = checksums_of(&zeros);
+    append(store, id, offset, &zeros, Checksums::of_payload(&sums)).map(drop)
+}
+
+fn append_blocks_of_hole(
+    store: &ExtentStore,
+    id: ExtentId,
+    offset: u64,
+    length: u64,
+) -> Result<(), StoreError> {
     let extent = store.extent(id)?;
     store.disk.check()?;
     let file = store.file(&extent)?;
@@ -170,7 +205,7 @@ pub(super) fn append_hole(
     let mut state = extent.state();
     state.length = end;
     state.writes += 1;
-    Ok(end)
+    Ok(())
 }
 
 fn write_hole(

@@ -115,7 +115,7 @@ pub struct StoredBytes {
 /// Bytes for a replica that lacks them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RepairBytes {
-    /// Bytes of freed blocks before the first byte: skip them ([`ExtentStore::append_hole`]).
+    /// Bytes within freed blocks before the first byte: skip them ([`ExtentStore::append_hole`]).
     pub hole: u64,
     /// What follows the hole; empty if the hole fills the range.
     pub stored: StoredBytes,
@@ -230,8 +230,8 @@ impl ExtentStore {
         append::append_lost(self, id, offset, length)
     }
 
-    /// Adds freed blocks at the end of an extent: repair of a replica whose peers punched them.
-    /// `offset` and `length` are whole blocks.
+    /// Adds bytes that are freed at the end of an extent: repair of a replica whose peers punched them. Whole blocks
+    /// are holes here, too.
     ///
     /// # Errors
     ///

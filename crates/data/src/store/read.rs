@@ -44,12 +44,8 @@ pub(super) fn read_for_repair(
             return Err(StoreError::Shorter { length: state.length });
         }
         let end = state.length.min(offset.saturating_add(length));
-        // Holes are whole blocks within the range, and the last one of an extent; parts of freed blocks travel as zeros.
-        let is_hole = |block: &u64| {
-            let block_start = block * BLOCK_BYTES;
-            let block_end = (block_start + BLOCK_BYTES).min(state.length);
-            block_start >= offset && block_end <= end && state.is_freed(*block)
-        };
+        // Also a part of such a block: as zeros it would be taken for bytes, by who has not freed it yet.
+        let is_hole = |block: &u64| state.is_freed(*block);
         let blocks = offset / BLOCK_BYTES..block_count(end);
         let live = blocks.clone().find(|block| !is_hole(block)).unwrap_or(blocks.end);
         let start = (live * BLOCK_BYTES).clamp(offset, end);

@@ -164,7 +164,7 @@ fn the_end_of_an_extent_that_is_freed_elsewhere_is_not_repaired_with_zeros() {
         cluster.equal_digests(&[1, 2, 3], 1).await;
         let range = FreedRange { partition: PARTITION, extent, offset: 8_192, length: 1_808 };
         for node in [1, 2] {
-            let free = DataRequest::Free { ranges: vec![range.clone()] };
+            let free = DataRequest::Free { ranges: vec![range] };
             cluster.ask(&cluster.as_meta, node, &free, Bytes::new()).await.unwrap();
         }
         cluster.rot_extent(3, extent, 9_000);

@@ -168,7 +168,7 @@ fn a_short_replica_is_filled_from_its_peer_without_the_holes() {
 
 /// As zeros it would be taken for bytes, by who has not freed it yet.
 #[test]
-fn the_last_block_of_an_extent_travels_as_a_hole_when_it_is_freed() {
+fn parts_of_freed_blocks_travel_as_holes() {
     let world = World::with_extent();
     world.append(&pattern(1, 10_000)).unwrap();
     let hole = |at, length| {
@@ -181,7 +181,25 @@ fn the_last_block_of_an_extent_travels_as_a_hole_when_it_is_freed() {
     assert_eq!(hole(4_096, 5_904), (5_904, 0));
     assert_eq!(hole(8_192, 10_000), (1_808, 0));
     assert_eq!(hole(0, 10_000), (0, 4_096));
-    assert_eq!(hole(8_192, 1_000), (0, 1_000), "a part of it");
+    assert_eq!(hole(8_192, 1_000), (1_000, 0));
+    assert_eq!(hole(5_000, 1_000), (1_000, 0));
+    assert_eq!(hole(4_000, 1_000), (0, 96));
+}
+
+/// Found by a reader: as zeros they were bytes until the word came that they are freed, and for good if that came from
+/// another replica.
+#[test]
+fn parts_of_freed_blocks_are_freed_where_they_are_filled() {
+    for (held, length) in [(5_000, 10_000), (5_000, 6_000), (4_096, 5_096), (5_000, 16_384)] {
+        let replica = World::with_extent();
+        replica.append(&pattern(1, held)).unwrap();
+        replica.store.append_hole(LARGE, held as u64, (length - held) as u64).unwrap();
+        replica.store.seal(LARGE, length as u64).unwrap();
+        assert_eq!(replica.read(0, held).unwrap(), pattern(1, held));
+        for at in [held, length - 1] {
+            assert!(replica.store.is_partly_freed(LARGE, at as u64, at as u64 + 1), "{at}");
+        }
+    }
 }
 
 #[test]
