@@ -110,6 +110,7 @@ pub mod types;
 pub mod wal;
 
 pub use config::RaftConfig;
+pub use group::word_of_term;
 pub use message::{Frame, FrameError};
 pub use multi::{MultiRaft, RecoverError, Turn};
 pub use shell::{DriveError, LogProgress, LogWriter, Outbox, RaftDriver};

@@ -2,7 +2,7 @@
 
 use milpa_host::clock::now_ms;
 use milpa_host::rpc::Reply;
-use milpa_raft::{LogPosition, MemberChange, ProposeError};
+use milpa_raft::{LogPosition, MemberChange, ProposeError, word_of_term};
 use milpa_types::{DataError, Epoch, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
 
@@ -138,7 +138,8 @@ impl Disk {
         if wanted.epoch <= partition.state.configuration.epoch {
             return self.entry_applied(id, position, None, Ok(()));
         }
-        if was_in_vain(&partition.state.configuration, &wanted, self.shared.node) {
+        let newer = (&wanted, position.term);
+        if was_in_vain(&partition.state.configuration, newer, self.shared.node) {
             return self.retire_replica(id);
         }
         let was_one_of_two = partition.state.configuration.members.len() == 2;
@@ -159,9 +160,9 @@ impl Disk {
     }
 
     /// Whether this replica cannot follow a group that has come to a configuration: it is out of service then.
-    pub fn retire_if_in_vain(&mut self, id: PartitionId, later: &Configuration) -> bool {
+    pub fn retire_if_in_vain(&mut self, id: PartitionId, later: &Configuration, term: u64) -> bool {
         let own = self.partitions.get(&id).map(|partition| &partition.state.configuration);
-        let was_in_vain = own.is_some_and(|own| was_in_vain(own, later, self.shared.node));
+        let was_in_vain = own.is_some_and(|own| was_in_vain(own, (later, term), self.shared.node));
         if was_in_vain {
             self.retire_replica(id);
         }
@@ -235,12 +236,12 @@ fn check(wanted: &Configuration, present: &Configuration) -> Result<(), DataErro
 
 /// Whether a replica has followed one that went on alone, and that may have been lost before anybody joined it: then another
 /// one went on instead, who has nothing of what was committed there (docs/decisions/0007). The bytes that came of it are
-/// in this replica. A member has taken part in what came later: its disk has forgotten that.
-fn was_in_vain(own: &Configuration, later: &Configuration, node: NodeId) -> bool {
-    let is_later = later.epoch > own.epoch;
-    let goes_on_without = |alone: &NodeId| !later.members.contains(alone);
-    matches!(&own.members[..], [alone] if is_later && goes_on_without(alone))
-        && !later.members.contains(&node)
+/// in this replica. The lost one may be a member again, made anew: then the group's terms are of a later word. Who is a member
+/// has taken part in what came later: its disk has forgotten that.
+fn was_in_vain(own: &Configuration, (later, term): (&Configuration, u64), node: NodeId) -> bool {
+    let [alone] = own.members[..] else { return false };
+    let is_without = !later.members.contains(&alone) || word_of_term(term) > own.epoch.0;
+    later.epoch > own.epoch && is_without && !later.members.contains(&node)
 }
 
 /// Whom this node is to go on without, if it is the survivor of two.
@@ -297,10 +298,12 @@ mod tests {
     #[test]
     fn who_has_followed_one_that_went_on_alone_follows_nobody_without_it() {
         let alone = configuration(5, &[1], 1);
-        let in_vain = |own: &Configuration, later| was_in_vain(own, &later, NodeId(4));
+        let in_vain = |own: &Configuration, later| was_in_vain(own, (&later, 5 << 21), NodeId(4));
         assert!(in_vain(&alone, configuration(7, &[2], 2)));
         assert!(in_vain(&alone, configuration(9, &[2, 3], 2)), "it may have been");
         assert!(!in_vain(&alone, configuration(7, &[1, 3], 1)));
+        let made_anew = configuration(9, &[1, 2], 2);
+        assert!(was_in_vain(&alone, (&made_anew, 7 << 21), NodeId(4)));
         assert!(!in_vain(&alone, configuration(4, &[2, 3], 2)), "before");
         assert!(!in_vain(&alone, configuration(9, &[3, 4], 3)), "it has followed them");
         assert!(!in_vain(&configuration(5, &[1, 2], 1), configuration(7, &[2], 2)));

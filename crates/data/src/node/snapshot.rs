@@ -122,10 +122,13 @@ async fn copy(
 ) -> Result<Copied, DataError> {
     let report = report_with_us(filling, leader).await?;
     let configuration = report.configuration.clone();
-    let (id, later) = (filling.partition, configuration.clone());
-    let retire = move |disk: &mut Disk| disk.retire_if_in_vain(id, &later);
-    if filling.shared.ask_disk(filling.disk, retire).await != Some(false) {
-        return Err(DataError::DiskFailed);
+    // Whom it learns from may have been given a word once more, to be given the rest from here.
+    if !report.is_given_rest {
+        let (id, later, term) = (filling.partition, configuration.clone(), snapshot.position.term);
+        let retire = move |disk: &mut Disk| disk.retire_if_in_vain(id, &later, term);
+        if filling.shared.ask_disk(filling.disk, retire).await != Some(false) {
+            return Err(DataError::DiskFailed);
+        }
     }
     let index = snapshot.position.index;
     // Before the leader's: what grows here meanwhile was not overwritten before.

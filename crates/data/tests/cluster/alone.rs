@@ -205,58 +205,105 @@ fn the_other_one_of_two_goes_on_when_the_survivor_is_lost() {
     });
 }
 
+/// Node 1 goes on alone with an overwrite of the first extent that node 2 has not heard of. The second one is there to fill the log.
+async fn commit_alone(cluster: &mut Cluster, bytes: &[u8]) -> (ExtentId, ExtentId) {
+    let new = |token| AppendTarget::New { token };
+    let (extent, ..) = cluster.append_patiently(1, 1, new(1), bytes).await;
+    let (other, ..) = cluster.append_patiently(1, 1, new(2), bytes).await;
+    cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+    cluster.drop_replica(3).await;
+    while cluster.leader(&[1, 2]).await != 1 {
+        cluster.kill_node(2).await;
+        cluster.start_node(2).await;
+    }
+    cluster.kill_node(2).await;
+    let over = cluster.try_overwrite(&[1], 2, extent, 200_000, &bytes[..5_000]);
+    assert!(tokio::time::timeout(Duration::from_millis(300), over).await.is_err());
+    cluster.configure(configuration(3, &[1]), &[1]).await;
+    assert!(has_committed(cluster, 1, extent, bytes));
+    (extent, other)
+}
+
+fn has_committed(cluster: &Cluster, node: u32, extent: ExtentId, bytes: &[u8]) -> bool {
+    let held = std::fs::read(cluster.extent_file(node, extent)).unwrap();
+    held.get(200_000..205_000) == Some(&bytes[..5_000])
+}
+
+/// `learner` is made where there is none, learns from one that is alone, and becomes a member if it is to.
+async fn join(cluster: &Cluster, alone: u32, learner: u32, epoch: u64, is_to_be_member: bool) {
+    cluster.create_replica(learner, configuration(epoch, &[alone])).await;
+    let learners = vec![NodeId(learner)];
+    let learning = Configuration { learners, ..configuration(epoch + 1, &[alone]) };
+    cluster.configure(learning, &[alone]).await;
+    nodes::until("the new one has all", async || {
+        let report = cluster.report(alone).await?;
+        (report.unaligned == 0 && report.current.contains(&NodeId(learner))).then_some(())
+    })
+    .await;
+    if is_to_be_member {
+        let members = [alone, learner];
+        cluster.configure(configuration(epoch + 2, &members), &members).await;
+    }
+}
+
+async fn is_made_anew(
+    cluster: &mut Cluster,
+    node: u32,
+    learning: Configuration,
+    (extent, bytes): (ExtentId, &[u8]),
+) {
+    cluster.start_node(node).await;
+    let members: Vec<u32> = learning.members.iter().map(|node| node.0).collect();
+    cluster.configure(learning.clone(), &members).await;
+    nodes::until("it is out of service", async || {
+        let read = cluster.read(node, extent, 0..1, false).await;
+        (read == Err(DataError::DiskFailed)).then_some(())
+    })
+    .await;
+    cluster.create_replica(node, learning).await;
+    nodes::until("it has all", async || {
+        let held = std::fs::read(cluster.extent_file(node, extent)).ok()?;
+        (held.get(..bytes.len()) == Some(bytes)).then_some(())
+    })
+    .await;
+}
+
 /// Found by a reader: the lost survivor comes back with an overwrite that it alone had committed, and the log in which that
 /// would be noticed is trimmed.
 #[test]
 fn a_survivor_that_was_lost_and_comes_back_is_made_anew() {
     run(async |cluster| {
         let bytes = pattern(1, 300_000);
-        let new = |token| AppendTarget::New { token };
-        let (extent, ..) = cluster.append_patiently(1, 1, new(1), &bytes).await;
-        let (other, ..) = cluster.append_patiently(1, 1, new(2), &bytes).await;
-        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
-        cluster.drop_replica(3).await;
-        while cluster.leader(&[1, 2]).await != 1 {
-            cluster.kill_node(2).await;
-            cluster.start_node(2).await;
-        }
-        cluster.kill_node(2).await;
-        let over = cluster.try_overwrite(&[1], 2, extent, 200_000, &bytes[..5_000]);
-        assert!(tokio::time::timeout(Duration::from_millis(300), over).await.is_err());
-        cluster.configure(configuration(3, &[1]), &[1]).await;
-        let held = |cluster: &Cluster, node| {
-            std::fs::read(cluster.extent_file(node, extent)).unwrap()[200_000..205_000].to_vec()
-        };
-        assert!(held(cluster, 1) == bytes[..5_000], "it was committed");
+        let (extent, other) = commit_alone(cluster, &bytes).await;
         cluster.kill_node(1).await;
         cluster.start_node(2).await;
         cluster.configure(configuration(4, &[2]), &[2]).await;
-        cluster.create_replica(3, configuration(4, &[2])).await;
-        let learning = |epoch, members: &[u32], learner| Configuration {
-            learners: vec![NodeId(learner)],
-            ..configuration(epoch, members)
-        };
-        cluster.configure(learning(5, &[2], 3), &[2]).await;
-        nodes::until("the new one has all", async || {
-            let report = cluster.report(2).await?;
-            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
-        })
-        .await;
-        cluster.configure(configuration(6, &[2, 3]), &[2, 3]).await;
+        join(cluster, 2, 3, 4, true).await;
         cluster.overwrite_until_trimmed(&[2, 3], 6, other).await;
+        let learners = vec![NodeId(1)];
+        let learning = Configuration { learners, ..configuration(7, &[2, 3]) };
+        is_made_anew(cluster, 1, learning, (extent, &bytes)).await;
+    });
+}
+
+/// Found by a reader: so does one that had learned from it, when the lost one's node is a member again.
+#[test]
+fn who_learned_from_a_survivor_that_was_lost_is_made_anew() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let (extent, other) = commit_alone(cluster, &bytes).await;
+        join(cluster, 1, 3, 3, false).await;
+        assert!(has_committed(cluster, 3, extent, &bytes));
+        cluster.kill_nodes(&[1, 3]).await;
+        cluster.start_node(2).await;
+        cluster.configure(configuration(5, &[2]), &[2]).await;
         cluster.start_node(1).await;
-        cluster.configure(learning(7, &[2, 3], 1), &[2, 3]).await;
-        nodes::until("it is out of service", async || {
-            let read = cluster.read(1, extent, 0..1, false).await;
-            (read == Err(DataError::DiskFailed)).then_some(())
-        })
-        .await;
-        cluster.create_replica(1, learning(7, &[2, 3], 1)).await;
-        nodes::until("it has all", async || {
-            (std::fs::read(cluster.extent_file(1, extent)).ok()?.get(..300_000) == Some(&bytes[..]))
-                .then_some(())
-        })
-        .await;
+        cluster.drop_replica(1).await;
+        join(cluster, 2, 1, 5, true).await;
+        cluster.overwrite_until_trimmed(&[1, 2], 7, other).await;
+        let learners = vec![NodeId(3)];
+        let learning = Configuration { learners, ..configuration(8, &[2, 1]) };
+        is_made_anew(cluster, 3, learning, (extent, &bytes)).await;
     });
 }
 

@@ -32,6 +32,12 @@ use crate::types::{Members, ProposeError};
 /// The terms of a word. Each term takes an election, so nobody gets to the next one's.
 const TERMS_OF_WORD: u64 = 1 << 21;
 
+/// The number of the word in whose terms a leader leads: of the last one in its log; 0 before there was any.
+#[must_use]
+pub const fn word_of_term(term: u64) -> u64 {
+    term / TERMS_OF_WORD
+}
+
 /// What the library was told that the log does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Alone {

@@ -52,6 +52,7 @@ mod roster;
 mod stagger;
 
 use alone::Alone;
+pub use alone::word_of_term;
 use leaving::Leaving;
 use rejoining::Rejoining;
 use roster::Roster;
