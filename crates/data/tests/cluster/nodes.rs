@@ -399,18 +399,25 @@ impl Cluster {
         }
     }
 
-    /// As [`append`](Cluster::append), repeating what is answered "busy".
+    /// As [`append`](Cluster::append), repeating what is answered "busy". A new extent that was sealed before it had all
+    /// members (one of them has just started) is given up for another one, as clients do.
     pub async fn append_patiently(
         &self,
         node: u32,
         epoch: u64,
-        target: AppendTarget,
+        mut target: AppendTarget,
         bytes: &[u8],
     ) -> (ExtentId, u64, u64) {
-        until("the append is taken", async || match self.append(node, epoch, target, bytes).await {
-            Ok(placed) => Some(placed),
-            Err(DataError::Busy | DataError::MemberSilent { .. }) => None,
-            Err(error) => panic!("{error:?}"),
+        until("the append is taken", async || {
+            match (self.append(node, epoch, target, bytes).await, &mut target) {
+                (Ok(placed), _) => Some(placed),
+                (Err(DataError::Busy | DataError::MemberSilent { .. }), _) => None,
+                (Err(DataError::Sealed { .. }), AppendTarget::New { token }) => {
+                    *token += 1_000_000;
+                    None
+                }
+                (Err(error), _) => panic!("{error:?}"),
+            }
         })
         .await
     }
