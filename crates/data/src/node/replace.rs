@@ -146,16 +146,10 @@ impl Filling {
         if self.is_whole(extent, block).await? {
             return Ok(Repaired::Whole);
         }
-        // Freed there, and the word of it did not come here: the block of its header could not be
-        // read then, or the disk has lost it.
-        let mut asked = Ok(());
-        for source in sources {
-            asked = asked.and(self.copy_freed(extent, *source).await);
+        match self.is_freed_by(extent, block, sources).await {
+            Ok(true) => Ok(Repaired::Whole),
+            asked => replaced.and(asked).and(Err(DataError::Corrupt { block })),
         }
-        if self.is_whole(extent, block).await? {
-            return Ok(Repaired::Whole);
-        }
-        replaced.and(asked).and(Err(DataError::Corrupt { block }))
     }
 
     /// Whether a member ends before what is here of a block, and nobody knows a byte of it to be acknowledged:
@@ -229,7 +223,24 @@ impl Filling {
             return Ok(false);
         };
         self.land_block(extent, place, chunk).await?;
-        self.is_whole(extent, block).await
+        Ok(self.is_whole(extent, block).await?
+            || self.is_freed_by(extent, block, &learners).await?)
+    }
+
+    /// Whether others have freed what makes a block one that is freed here too, of which the word did not come here: the
+    /// block of its header could not be read then, or the disk has lost it.
+    async fn is_freed_by(
+        &self,
+        extent: ExtentId,
+        block: u64,
+        others: &[NodeId],
+    ) -> Result<bool, DataError> {
+        let mut asked = Ok(());
+        for other in others {
+            asked = asked.and(self.copy_freed(extent, *other).await);
+        }
+        let is_freed = self.is_whole(extent, block).await?;
+        if is_freed { Ok(true) } else { asked.map(|()| false) }
     }
 
     /// The bytes of a block that are here.

@@ -10,9 +10,8 @@ use super::checksums::{extend_crc, pieces};
 use super::disk::OpenFile;
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Mark, Place, Slot, Sum, slot_offset};
-use super::free::{self, HeaderBlocks};
 use super::freed_log::Record;
-use super::{Checksums, ExtentStore, Freed, StoreError, checksums_of, lock, seal};
+use super::{Checksums, ExtentStore, StoreError, checksums_of, lock, seal};
 
 pub(super) fn append(
     store: &ExtentStore,
@@ -155,75 +154,58 @@ pub(super) fn append_hole(
     if length == 0 {
         return Err(StoreError::Invalid("a hole of no bytes"));
     }
-    let until = offset.saturating_add(length);
+    let extent = store.extent(id)?;
+    store.disk.check()?;
+    admit(&extent.state(), offset, length)?;
+    let until = offset + length;
+    note_hole(store, &extent, offset, until)?;
     let first = offset.next_multiple_of(BLOCK_BYTES).min(until);
     let last = (until / BLOCK_BYTES * BLOCK_BYTES).max(first);
     for (start, end) in [(offset, first), (first, last), (last, until)] {
         match end - start {
             0 => {}
-            length if length < BLOCK_BYTES => append_dead(store, id, start, length)?,
-            length => append_blocks_of_hole(store, id, start, length)?,
+            part if part < BLOCK_BYTES => {
+                // Zeros that nobody reads.
+                let zeros = vec![0; part as usize];
+                let sums = checksums_of(&zeros);
+                append(store, id, start, &zeros, Checksums::of_payload(&sums))?;
+            }
+            _ => append_freed_blocks(store, &extent, start, end)?,
         }
     }
     Ok(until)
 }
 
-/// A part of a block: zeros that nobody reads, since they are dead before they are here.
-fn append_dead(
-    store: &ExtentStore,
-    id: ExtentId,
-    offset: u64,
-    length: u64,
-) -> Result<(), StoreError> {
-    admit(&store.extent(id)?.state(), offset, length)?;
-    let dead = Freed { extent: id, offset, length };
-    free::free(store, &[dead], &mut HeaderBlocks::default())?;
-    let zeros = vec![0; length as usize];
-    let sums = checksums_of(&zeros);
-    append(store, id, offset, &zeros, Checksums::of_payload(&sums)).map(drop)
-}
-
-fn append_blocks_of_hole(
-    store: &ExtentStore,
-    id: ExtentId,
-    offset: u64,
-    length: u64,
-) -> Result<(), StoreError> {
-    let extent = store.extent(id)?;
-    store.disk.check()?;
-    let file = store.file(&extent)?;
-    let mut writer = lock(&extent.writer);
-    extent.check()?;
-    admit(&extent.state(), offset, length)?;
-    seal::clear_beyond_end(store, &extent, &file, &mut writer)?;
-
-    let end = offset + length;
+/// The range is dead, whatever becomes of its blocks, and before there is anything of it to read.
+fn note_hole(store: &ExtentStore, extent: &Extent, start: u64, end: u64) -> Result<(), StoreError> {
     // In memory first: the freed log takes its compacted form from there.
     let _noting = store.unlogged.begin();
-    extent.state().dead.insert(offset, end);
-    write_hole(store, &extent, &file, &mut writer, offset, end)?;
-    let mut state = extent.state();
-    state.length = end;
-    state.writes += 1;
-    Ok(())
+    extent.state().dead.insert(start, end);
+    lock(&store.freed).append(store, &[Record::Dead { extent: extent.id, start, end }])
 }
 
-fn write_hole(
+fn append_freed_blocks(
     store: &ExtentStore,
     extent: &Arc<Extent>,
-    file: &OpenFile,
-    writer: &mut Writer,
     offset: u64,
     end: u64,
 ) -> Result<(), StoreError> {
-    // Whatever fails, the next append begins with a cut. The range is dead all the same.
+    let file = store.file(extent)?;
+    let mut writer = lock(&extent.writer);
+    extent.check()?;
+    admit(&extent.state(), offset, end - offset)?;
+    seal::clear_beyond_end(store, extent, &file, &mut writer)?;
+
+    // If it fails, the next append begins with a cut.
     writer.needs_cut = true;
-    lock(&store.freed).append(store, &[Record::Dead { extent: extent.id, start: offset, end }])?;
     let (first, slot) = (offset / BLOCK_BYTES, Slot::Freed { length: BLOCK as u16 });
     let raw = (first..end / BLOCK_BYTES).map(|block| slot.encode(extent.place, block));
     let slots: Vec<u8> = raw.flat_map(u64::to_le_bytes).collect();
     file.write_at(&slots, slot_offset(first)).map_err(|e| store.disk.write_failed("pwrite", &e))?;
     extent.slots_written(&store.disk, first, &slots, true);
     writer.needs_cut = false;
+    let mut state = extent.state();
+    state.length = end;
+    state.writes += 1;
     Ok(())
 }

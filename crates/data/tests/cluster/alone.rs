@@ -9,6 +9,26 @@ use milpa_wire::data::{AppendTarget, Configuration, DataRequest};
 use super::nodes::{self, Cluster, PARTITION, configuration, learning, pattern};
 use super::run;
 
+/// `learner` is made where there is none, and learns from one that is alone until it has all.
+async fn learn(cluster: &Cluster, alone: u32, learner: u32, epoch: u64) {
+    cluster.create_replica(learner, configuration(epoch, &[alone])).await;
+    let learners = vec![NodeId(learner)];
+    let learning = Configuration { learners, ..configuration(epoch + 1, &[alone]) };
+    cluster.configure(learning, &[alone]).await;
+    nodes::until("the new one has all", async || {
+        let report = cluster.report(alone).await?;
+        (report.unaligned == 0 && report.current.contains(&NodeId(learner))).then_some(())
+    })
+    .await;
+}
+
+/// …and becomes a member.
+async fn join(cluster: &Cluster, alone: u32, learner: u32, epoch: u64) {
+    learn(cluster, alone, learner, epoch).await;
+    let members = [alone, learner];
+    cluster.configure(configuration(epoch + 2, &members), &members).await;
+}
+
 /// Goal: the survivor has what was appended and overwritten, acknowledged by the two; while it is alone
 /// nothing is acknowledged, also after it was killed; and a new member has all of it.
 #[test]
@@ -38,15 +58,7 @@ fn a_survivor_takes_no_writes_until_another_has_joined() {
             cluster.kill_node(1).await;
             cluster.start_node(1).await;
         }
-        let learning = Configuration { learners: vec![NodeId(3)], ..configuration(4, &[1]) };
-        cluster.create_replica(3, configuration(3, &[1])).await;
-        cluster.configure(learning, &[1]).await;
-        nodes::until("the new one has all", async || {
-            let report = cluster.report(1).await?;
-            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
-        })
-        .await;
-        cluster.configure(configuration(5, &[1, 3]), &[1, 3]).await;
+        join(cluster, 1, 3, 3).await;
         let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
         assert!(held.get(..300_000) == Some(&bytes[..]));
         cluster.overwrite(&[1, 3], 5, extent, 0, &bytes[..100]).await;
@@ -190,15 +202,7 @@ fn the_other_one_of_two_goes_on_when_the_survivor_is_lost() {
         cluster.start_node(2).await;
         cluster.configure(configuration(4, &[2]), &[2]).await;
         assert!(cluster.report(2).await.unwrap().term > term + 1_000_000);
-        let learning = Configuration { learners: vec![NodeId(3)], ..configuration(5, &[2]) };
-        cluster.create_replica(3, configuration(4, &[2])).await;
-        cluster.configure(learning, &[2]).await;
-        nodes::until("the new one has all", async || {
-            let report = cluster.report(2).await?;
-            (report.unaligned == 0 && report.current.contains(&NodeId(3))).then_some(())
-        })
-        .await;
-        cluster.configure(configuration(6, &[2, 3]), &[2, 3]).await;
+        join(cluster, 2, 3, 4).await;
         let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
         assert!(held.get(..300_000) == Some(&bytes[..]));
         cluster.overwrite(&[2, 3], 6, extent, 0, &bytes[..100]).await;
@@ -229,23 +233,7 @@ fn has_committed(cluster: &Cluster, node: u32, extent: ExtentId, bytes: &[u8]) -
     held.get(200_000..205_000) == Some(&bytes[..5_000])
 }
 
-/// `learner` is made where there is none, learns from one that is alone, and becomes a member if it is to.
-async fn join(cluster: &Cluster, alone: u32, learner: u32, epoch: u64, is_to_be_member: bool) {
-    cluster.create_replica(learner, configuration(epoch, &[alone])).await;
-    let learners = vec![NodeId(learner)];
-    let learning = Configuration { learners, ..configuration(epoch + 1, &[alone]) };
-    cluster.configure(learning, &[alone]).await;
-    nodes::until("the new one has all", async || {
-        let report = cluster.report(alone).await?;
-        (report.unaligned == 0 && report.current.contains(&NodeId(learner))).then_some(())
-    })
-    .await;
-    if is_to_be_member {
-        let members = [alone, learner];
-        cluster.configure(configuration(epoch + 2, &members), &members).await;
-    }
-}
-
+/// A node that is back is out of service when it is to learn, made anew, and has `bytes` then.
 async fn is_made_anew(
     cluster: &mut Cluster,
     node: u32,
@@ -278,7 +266,7 @@ fn a_survivor_that_was_lost_and_comes_back_is_made_anew() {
         cluster.kill_node(1).await;
         cluster.start_node(2).await;
         cluster.configure(configuration(4, &[2]), &[2]).await;
-        join(cluster, 2, 3, 4, true).await;
+        join(cluster, 2, 3, 4).await;
         cluster.overwrite_until_trimmed(&[2, 3], 6, other).await;
         let learners = vec![NodeId(1)];
         let learning = Configuration { learners, ..configuration(7, &[2, 3]) };
@@ -292,14 +280,14 @@ fn who_learned_from_a_survivor_that_was_lost_is_made_anew() {
     run(async |cluster| {
         let bytes = pattern(1, 300_000);
         let (extent, other) = commit_alone(cluster, &bytes).await;
-        join(cluster, 1, 3, 3, false).await;
+        learn(cluster, 1, 3, 3).await;
         assert!(has_committed(cluster, 3, extent, &bytes));
         cluster.kill_nodes(&[1, 3]).await;
         cluster.start_node(2).await;
         cluster.configure(configuration(5, &[2]), &[2]).await;
         cluster.start_node(1).await;
         cluster.drop_replica(1).await;
-        join(cluster, 2, 1, 5, true).await;
+        join(cluster, 2, 1, 5).await;
         cluster.overwrite_until_trimmed(&[1, 2], 7, other).await;
         let learners = vec![NodeId(3)];
         let learning = Configuration { learners, ..configuration(8, &[2, 1]) };

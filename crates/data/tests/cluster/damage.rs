@@ -18,11 +18,7 @@ const CATCH_UP_MAX: Duration = Duration::from_secs(5);
 fn what_rots_unread_is_found_and_repaired() {
     run(async |cluster| {
         let bytes = pattern(1, 300_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
-        cluster.equal_digests(&[1, 2, 3], 1).await;
+        let extent = cluster.closed_extent(&bytes).await;
         cluster.kill_node(2).await;
         let file = cluster.extent_file(2, extent);
         let whole = std::fs::read(&file).unwrap();
@@ -156,25 +152,45 @@ fn freed_bytes_are_neither_served_as_zeros_nor_overwritten() {
 #[test]
 fn the_end_of_an_extent_that_is_freed_elsewhere_is_not_repaired_with_zeros() {
     run(async |cluster| {
-        let bytes = pattern(1, 10_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
-        cluster.equal_digests(&[1, 2, 3], 1).await;
-        let range = FreedRange { partition: PARTITION, extent, offset: 8_192, length: 1_808 };
-        for node in [1, 2] {
-            let free = DataRequest::Free { ranges: vec![range] };
-            cluster.ask(&cluster.as_meta, node, &free, Bytes::new()).await.unwrap();
-        }
-        cluster.rot_extent(3, extent, 9_000);
-        let read = nodes::until("it is not damaged any more", async || {
-            let read = cluster.read(3, extent, 9_000..9_100, false).await;
-            (!matches!(read, Err(DataError::Corrupt { .. } | DataError::Busy))).then_some(read)
-        });
-        assert_eq!(read.await, Err(DataError::NoExtent));
+        let extent = cluster.closed_extent(&pattern(1, 10_000)).await;
+        free_end_damaged_at(cluster, extent, &[1, 2], &[3]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
     });
+}
+
+/// Found by a reader: no member had it, and the word of one that learns that it is freed was not asked for: it was called lost.
+#[test]
+fn the_end_of_an_extent_that_a_learner_has_freed_is_not_lost() {
+    run(async |cluster| {
+        let extent = cluster.closed_extent(&pattern(1, 10_000)).await;
+        cluster.configure(learning(2, 3), &[1, 2]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        free_end_damaged_at(cluster, extent, &[3], &[1, 2]).await;
+    });
+}
+
+/// Some free the last block of a closed extent of 10,000 bytes, which is damaged at others, who free it instead of repairing it.
+async fn free_end_damaged_at(
+    cluster: &nodes::Cluster,
+    extent: ExtentId,
+    free_at: &[u32],
+    damaged_at: &[u32],
+) {
+    let range = FreedRange { partition: PARTITION, extent, offset: 8_192, length: 1_808 };
+    for node in free_at {
+        let free = DataRequest::Free { ranges: vec![range] };
+        cluster.ask(&cluster.as_meta, *node, &free, Bytes::new()).await.unwrap();
+    }
+    for node in damaged_at {
+        cluster.rot_extent(*node, extent, 9_000);
+    }
+    for node in damaged_at {
+        let read = nodes::until("it is not damaged any more", async || {
+            let read = cluster.read(*node, extent, 9_000..9_100, false).await;
+            (!matches!(read, Err(DataError::Corrupt { .. } | DataError::Busy))).then_some(read)
+        });
+        assert_eq!(read.await, Err(DataError::NoExtent), "node {node}");
+    }
 }
 
 /// A flipped bit is never served, and is repaired from another replica.
@@ -340,8 +356,7 @@ fn what_rots_where_it_is_left_takes_nothing_with_it_that_others_have_of_its_bloc
             let bytes = pattern(1, 53_000);
             let (extent, before) = grown(cluster, &bytes, 50_000).await;
             if is_sealed {
-                let close = DataRequest::Close { partition: PARTITION, extent };
-                cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+                cluster.close(extent).await;
                 cluster.equal_digests(&[1, 2, 3], 1).await;
             }
             cluster.kill_nodes(&[2, 3]).await;

@@ -3,11 +3,10 @@
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use milpa_types::{EXTENT_BYTES_MAX, ExtentId};
-use milpa_wire::data::{AppendTarget, DataRequest};
+use milpa_wire::data::AppendTarget;
 
-use super::nodes::{self, PARTITION, configuration, pattern};
+use super::nodes::{self, configuration, pattern};
 use super::run;
 
 const APPEND: u64 = 1_000_000;
@@ -23,8 +22,7 @@ async fn long_extent(cluster: &nodes::Cluster) -> ExtentId {
     for offset in (1..APPENDS).map(|number| number * APPEND) {
         cluster.append_patiently(1, 1, AppendTarget::Extent { extent, offset }, &bytes).await;
     }
-    let close = DataRequest::Close { partition: PARTITION, extent };
-    cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+    cluster.close(extent).await;
     cluster.equal_digests(&[1, 2, 3], 1).await;
     extent
 }

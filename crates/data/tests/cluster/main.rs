@@ -166,11 +166,7 @@ fn everything_restarts_while_the_managers_are_away() {
 fn a_member_that_lost_unflushed_bytes_is_filled_when_it_returns() {
     run(async |cluster| {
         let bytes = pattern(1, 10_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
-        cluster.equal_digests(&[1, 2, 3], 1).await;
+        let extent = cluster.closed_extent(&bytes).await;
         cluster.kill_node(3).await;
         cluster.lose_extent(3, extent);
         cluster.start_node(3).await;
@@ -412,8 +408,7 @@ fn a_learner_gets_what_is_closed_while_it_learns() {
         .await;
         let new = AppendTarget::New { token: 2 };
         let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes).await;
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        cluster.close(extent).await;
         nodes::until("the learner has it", async || {
             let held = std::fs::read(cluster.extent_file(3, extent)).ok()?;
             (held.get(..300_000) == Some(&bytes[..])).then_some(())
@@ -503,8 +498,7 @@ fn extents_are_flushed_closed_and_freed() {
         cluster.ask_all(&cluster.as_client, &flush(20_000)).await;
         let more = cluster.ask(&cluster.as_client, 2, &flush(20_001), Bytes::new()).await;
         assert_eq!(more.map(|_| ()), Err(DataError::NotHere));
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
+        cluster.close(extent).await;
         let late = AppendTarget::Extent { extent, offset: 20_000 };
         let sealed = cluster.append(1, 1, late, &bytes).await;
         assert_eq!(sealed, Err(DataError::Sealed { length: 20_000 }));
@@ -549,11 +543,7 @@ fn extents_are_flushed_closed_and_freed() {
 fn a_sealed_extent_takes_overwrites_after_everything_restarted() {
     run(async |cluster| {
         let bytes = pattern(1, 20_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        let close = DataRequest::Close { partition: PARTITION, extent };
-        cluster.ask(&cluster.as_client, 1, &close, Bytes::new()).await.unwrap();
-        cluster.equal_digests(&[1, 2, 3], 1).await;
+        let extent = cluster.closed_extent(&bytes).await;
         for node in [1, 2, 3] {
             cluster.kill_node(node).await;
         }

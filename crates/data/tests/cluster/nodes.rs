@@ -422,6 +422,21 @@ impl Cluster {
         .await
     }
 
+    /// The primary seals the extent at all members.
+    pub async fn close(&self, extent: ExtentId) {
+        let close = DataRequest::Close { partition: PARTITION, extent };
+        self.ask(&self.as_client, 1, &close, Bytes::new()).await.unwrap();
+    }
+
+    /// The only extent, written in one go and closed, on all three nodes.
+    pub async fn closed_extent(&self, bytes: &[u8]) -> ExtentId {
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = self.append_patiently(1, 1, new, bytes).await;
+        self.close(extent).await;
+        self.equal_digests(&[1, 2, 3], 1).await;
+        extent
+    }
+
     /// Bytes that the primary alone writes, and that are not acknowledged: the others are down.
     pub async fn append_alone(&self, node: u32, extent: ExtentId, offset: u64, bytes: &[u8]) {
         let target = AppendTarget::Extent { extent, offset };
