@@ -15,6 +15,9 @@ use crate::data::flush::Reached;
 use crate::error::FsError;
 use crate::inner::Inner;
 
+/// Cuts for one fsync at most: of ends, of what is torn before them, and once more for what was lost meanwhile.
+const CUTS_MAX: usize = 3;
+
 /// Extents of which nothing is left.
 pub(super) type Gone = BTreeSet<(PartitionId, ExtentId)>;
 
@@ -25,8 +28,21 @@ impl Inner {
     /// Has the file, whose content was just loaded, cut where bytes are missing that no replica has any
     /// more. Gives whether there were any.
     pub(crate) async fn cut_lost(&self, file: &FileState) -> Result<bool, FsError> {
-        let lost = self.lost_extents(file).await;
-        for LostExtent { partition, extent, length } in &lost {
+        let mut is_cut = false;
+        // Where the end of an extent is lost, members say nothing of blocks before it.
+        for _ in 0..CUTS_MAX {
+            let lost = self.lost_extents(file).await;
+            if lost.is_empty() {
+                break;
+            }
+            self.cut(file, &lost).await?;
+            is_cut = true;
+        }
+        Ok(is_cut)
+    }
+
+    async fn cut(&self, file: &FileState, lost: &[LostExtent]) -> Result<(), FsError> {
+        for LostExtent { partition, extent, length } in lost {
             tracing::error!(
                 inode = %file.inode, %partition, %extent, length,
                 "bytes that were never synced are on no replica any more; the file is cut there"
@@ -39,8 +55,7 @@ impl Inner {
                 self.attributes.put(file.inode, cut, tokio::time::Instant::now());
             }
         }
-        self.reload(file).await?;
-        Ok(!lost.is_empty())
+        self.reload(file).await
     }
 
     /// Extents that are shorter than the file believes, the last ones of the file first.

@@ -46,6 +46,14 @@ impl DataNodes {
         }
     }
 
+    /// Power left no more of any extent anywhere.
+    pub fn keep(&mut self, length: usize) {
+        for extent in self.extents.values_mut() {
+            extent.bytes.truncate(length);
+            extent.sealed = true;
+        }
+    }
+
     /// Power fails everywhere: what no disk has is gone.
     pub fn cut_power(&mut self) {
         for extent in self.extents.values_mut() {

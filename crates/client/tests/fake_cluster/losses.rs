@@ -142,6 +142,25 @@ async fn an_fsync_fails_over_a_block_that_power_tore_on_every_member_and_cuts_th
     assert!(there == [&pattern(1, 300_000)[..49_152], &pattern(3, 1_000)[..]].concat());
 }
 
+/// Found by a power cut (seed 20261128): a member that lacks the end of an extent says nothing of blocks before it, and
+/// the file was cut at that end only, and read as EIO before it.
+#[tokio::test(start_paused = true)]
+async fn an_fsync_cuts_a_file_where_power_tore_a_block_though_the_end_of_its_extent_is_lost_too() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "log").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    {
+        let data = &mut cluster.lock().data;
+        data.tear(12);
+        data.keep(200_000);
+    }
+    assert_eq!(client.fsync(opened.handle, false).await.unwrap_err().errno(), libc::EIO);
+    client.fsync(opened.handle, false).await.unwrap();
+    assert!(read(&cluster.client().await, "/log").await == pattern(1, 300_000)[..49_152]);
+}
+
 /// Found by a reader: one member called a block lost of which the others had all that was needed, and synced bytes were
 /// cut from the file.
 #[tokio::test(start_paused = true)]
