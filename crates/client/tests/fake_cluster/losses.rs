@@ -129,13 +129,11 @@ async fn a_file_ends_where_power_took_bytes_that_were_never_synced() {
 async fn an_fsync_fails_over_a_block_that_power_tore_on_every_member_and_cuts_the_file_there() {
     let cluster = Cluster::new();
     let (client, other) = (cluster.client().await, cluster.client().await);
-    let opened = create(&client, "log").await;
-    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
-    client.flush(opened.handle).await.unwrap();
+    let (inode, _) = unsynced_log(&client).await;
     cluster.lock().data.tear(12);
-    let others = other.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
+    let others = other.open(inode, OpenFlags::read_write()).await.unwrap();
     assert_eq!(other.fsync(others.handle, false).await.unwrap_err().errno(), libc::EIO);
-    assert_eq!(other.getattr(opened.attributes.inode).await.unwrap().size, 49_152);
+    assert_eq!(other.getattr(inode).await.unwrap().size, 49_152);
     other.write(others.handle, 49_152, pattern(3, 1_000), false).await.unwrap();
     other.fsync(others.handle, false).await.unwrap();
     let there = read(&cluster.client().await, "/log").await;
@@ -148,16 +146,14 @@ async fn an_fsync_fails_over_a_block_that_power_tore_on_every_member_and_cuts_th
 async fn an_fsync_cuts_a_file_where_power_tore_a_block_though_the_end_of_its_extent_is_lost_too() {
     let cluster = Cluster::new();
     let client = cluster.client().await;
-    let opened = create(&client, "log").await;
-    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
-    client.flush(opened.handle).await.unwrap();
+    let (_, handle) = unsynced_log(&client).await;
     {
         let data = &mut cluster.lock().data;
         data.tear(12);
         data.keep(200_000);
     }
-    assert_eq!(client.fsync(opened.handle, false).await.unwrap_err().errno(), libc::EIO);
-    client.fsync(opened.handle, false).await.unwrap();
+    assert_eq!(client.fsync(handle, false).await.unwrap_err().errno(), libc::EIO);
+    client.fsync(handle, false).await.unwrap();
     assert!(read(&cluster.client().await, "/log").await == pattern(1, 300_000)[..49_152]);
 }
 
@@ -167,13 +163,11 @@ async fn an_fsync_cuts_a_file_where_power_tore_a_block_though_the_end_of_its_ext
 async fn an_fsync_waits_for_a_member_that_lacks_what_another_one_has() {
     let cluster = Cluster::new();
     let client = cluster.client().await;
-    let opened = create(&client, "log").await;
-    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
-    client.flush(opened.handle).await.unwrap();
+    let (_, handle) = unsynced_log(&client).await;
     for extent in cluster.lock().data.extents.values_mut() {
         extent.believed_torn = Some((12, 10));
     }
-    client.fsync(opened.handle, false).await.unwrap();
+    client.fsync(handle, false).await.unwrap();
     for extent in cluster.lock().data.extents.values() {
         assert_eq!(extent.believed_torn, None, "it was asked again");
     }
@@ -195,6 +189,14 @@ async fn an_fsync_is_not_about_blocks_that_were_lost_after_they_had_been_synced(
     assert_eq!(client.getattr(inode).await.unwrap().size, 500_000);
     let error = client.read(handle, 49_152, 4096).await.map(|read| read.concat().len());
     assert_eq!(error.unwrap_err().errno(), libc::EIO, "they are not zeros, and no end");
+}
+
+/// A file of 300,000 bytes that nobody has synced, open for more.
+async fn unsynced_log(client: &Client) -> (InodeId, HandleId) {
+    let opened = create(client, "log").await;
+    client.write(opened.handle, 0, pattern(1, 300_000), false).await.unwrap();
+    client.flush(opened.handle).await.unwrap();
+    (opened.attributes.inode, opened.handle)
 }
 
 /// A file of 300,000 bytes that are on disk, open for more.

@@ -12,9 +12,7 @@ use super::run;
 /// `learner` is made where there is none, and learns from one that is alone until it has all.
 async fn learn(cluster: &Cluster, alone: u32, learner: u32, epoch: u64) {
     cluster.create_replica(learner, configuration(epoch, &[alone])).await;
-    let learners = vec![NodeId(learner)];
-    let learning = Configuration { learners, ..configuration(epoch + 1, &[alone]) };
-    cluster.configure(learning, &[alone]).await;
+    cluster.configure(learning(epoch + 1, &[alone], learner), &[alone]).await;
     nodes::until("the new one has all", async || {
         let report = cluster.report(alone).await?;
         (report.unaligned == 0 && report.current.contains(&NodeId(learner))).then_some(())
@@ -107,7 +105,7 @@ async fn leave_one_that_lacks(cluster: &mut Cluster) -> (ExtentId, Vec<u8>) {
         cluster.append_patiently(1, 2, target, &bytes[offset..offset + 500_000]).await;
     }
     cluster.start_slow_filling_node(3, 1 << 20).await;
-    cluster.configure(learning(3, 3), &[1, 2, 3]).await;
+    cluster.configure(learning(3, &[1, 2], 3), &[1, 2, 3]).await;
     cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
     cluster.kill_node(1).await;
     cluster.configure(configuration(5, &[2, 3]), &[2, 3]).await;
@@ -118,7 +116,7 @@ async fn leave_one_that_lacks(cluster: &mut Cluster) -> (ExtentId, Vec<u8>) {
 async fn go_on_alone(cluster: &mut Cluster) {
     cluster.kill_nodes(&[2, 3]).await;
     cluster.start_node(3).await;
-    let word = Configuration { learners: vec![NodeId(1)], ..configuration(6, &[3]) };
+    let word = learning(6, &[3], 1);
     cluster.configure(word, &[3]).await;
 }
 
@@ -268,9 +266,7 @@ fn a_survivor_that_was_lost_and_comes_back_is_made_anew() {
         cluster.configure(configuration(4, &[2]), &[2]).await;
         join(cluster, 2, 3, 4).await;
         cluster.overwrite_until_trimmed(&[2, 3], 6, other).await;
-        let learners = vec![NodeId(1)];
-        let learning = Configuration { learners, ..configuration(7, &[2, 3]) };
-        is_made_anew(cluster, 1, learning, (extent, &bytes)).await;
+        is_made_anew(cluster, 1, learning(7, &[2, 3], 1), (extent, &bytes)).await;
     });
 }
 
@@ -289,9 +285,7 @@ fn who_learned_from_a_survivor_that_was_lost_is_made_anew() {
         cluster.drop_replica(1).await;
         join(cluster, 2, 1, 5).await;
         cluster.overwrite_until_trimmed(&[1, 2], 7, other).await;
-        let learners = vec![NodeId(3)];
-        let learning = Configuration { learners, ..configuration(8, &[2, 1]) };
-        is_made_anew(cluster, 3, learning, (extent, &bytes)).await;
+        is_made_anew(cluster, 3, learning(8, &[2, 1], 3), (extent, &bytes)).await;
     });
 }
 
@@ -310,7 +304,7 @@ fn a_replica_says_that_it_lacks_what_a_snapshot_stands_for() {
         }
         cluster.overwrite_until_trimmed(&[1, 2], 2, extent).await;
         cluster.start_slow_filling_node(3, 1 << 20).await;
-        cluster.configure(learning(3, 3), &[1, 2]).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
         for wanted in [true, false] {
             nodes::until("it says so", async || {
                 (cluster.report(3).await?.lacks_overwritten == wanted).then_some(())
@@ -367,14 +361,14 @@ fn who_has_committed_something_else_is_made_anew() {
             cluster.start_node(3).await;
         }
         cluster.leader(&[3]).await;
-        cluster.configure(learning(3, 3), &[1, 2]).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
         nodes::until("it is out of service", async || {
             cluster.report(3).await.is_none().then_some(())
         })
         .await;
         let read = cluster.read(3, extent, 0..1, false).await;
         assert_eq!(read, Err(DataError::DiskFailed));
-        cluster.create_replica(3, learning(3, 3)).await;
+        cluster.create_replica(3, learning(3, &[1, 2], 3)).await;
         nodes::until("it has all", async || {
             let leader = cluster.report(cluster.leader(&[1, 2]).await).await?;
             let primary = cluster.report(1).await?;

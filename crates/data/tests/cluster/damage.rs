@@ -163,7 +163,7 @@ fn the_end_of_an_extent_that_is_freed_elsewhere_is_not_repaired_with_zeros() {
 fn the_end_of_an_extent_that_a_learner_has_freed_is_not_lost() {
     run(async |cluster| {
         let extent = cluster.closed_extent(&pattern(1, 10_000)).await;
-        cluster.configure(learning(2, 3), &[1, 2]).await;
+        cluster.configure(learning(2, &[1, 2], 3), &[1, 2]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
         free_end_damaged_at(cluster, extent, &[3], &[1, 2]).await;
     });
@@ -218,7 +218,7 @@ fn a_block_that_only_a_learner_has_is_repaired_from_it() {
         let bytes = pattern(1, 200_000);
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.configure(learning(2, 3), &[1, 2]).await;
+        cluster.configure(learning(2, &[1, 2], 3), &[1, 2]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
         for node in [1, 2] {
             cluster.damage(node, 50_000);
@@ -255,7 +255,7 @@ fn a_block_that_no_member_has_is_told_of_and_keeps_nothing_else_from_being_copie
         assert!(told.elapsed() < CATCH_UP_MAX, "{:?}", told.elapsed());
 
         cluster.create_replica(3, configuration(2, &[1, 2])).await;
-        cluster.configure(learning(3, 3), &[1, 2]).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
         nodes::until("the new replica has all the others", async || {
             let report = cluster.report(cluster.leader(&[1, 2]).await).await?;
             let has_log = report.current.contains(&NodeId(3));
@@ -433,7 +433,7 @@ fn a_member_catches_up_though_no_other_has_a_block() {
             cluster.rot_extent(node, extent, 200_000);
         }
         cluster.start_node(3).await;
-        cluster.configure(learning(3, 3), &[1, 2]).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
         nodes::until("the learner has the log and the overwrites", async || {
             let report = cluster.report(cluster.leader(&[1, 2]).await).await?;
             let has_log = report.current.contains(&NodeId(3));
@@ -564,7 +564,7 @@ fn members_that_are_in_doubt_and_one_that_copies_from_them_do_not_wait_for_each_
         let new = AppendTarget::New { token: 1 };
         let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
         cluster.kill_node(3).await;
-        cluster.configure(learning(2, 3), &members).await;
+        cluster.configure(learning(2, &[1, 2], 3), &members).await;
         cluster.overwrite_until_trimmed(&members, 2, extent).await;
         cluster.kill_nodes(&members).await;
         for node in members {
@@ -627,8 +627,8 @@ fn a_replica_is_made_where_a_crash_left_part_of_another() {
         nodes::until("it is removed", async || (!directory.exists()).then_some(())).await;
         std::fs::create_dir(directory).unwrap();
         std::fs::write(&file, bytes).unwrap();
-        cluster.configure(learning(3, 3), &[1, 2]).await;
-        cluster.create_replica(3, learning(3, 3)).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
+        cluster.create_replica(3, learning(3, &[1, 2], 3)).await;
         cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
     });

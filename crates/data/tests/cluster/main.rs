@@ -401,7 +401,7 @@ fn a_learner_gets_what_is_closed_while_it_learns() {
         let bytes = pattern(1, 300_000);
         let first = AppendTarget::New { token: 1 };
         cluster.append_patiently(1, 1, first, &bytes).await;
-        cluster.configure(learning(2, 3), &[1, 2, 3]).await;
+        cluster.configure(learning(2, &[1, 2], 3), &[1, 2, 3]).await;
         nodes::until("all are compared", async || {
             (cluster.report(1).await?.unaligned == 0).then_some(())
         })

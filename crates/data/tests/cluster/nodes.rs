@@ -669,8 +669,8 @@ pub fn configuration(epoch: u64, members: &[u32]) -> Configuration {
 }
 
 /// Members 1 and 2, and a learner.
-pub fn learning(epoch: u64, learner: u32) -> Configuration {
-    Configuration { learners: vec![NodeId(learner)], ..configuration(epoch, &[1, 2]) }
+pub fn learning(epoch: u64, members: &[u32], learner: u32) -> Configuration {
+    Configuration { learners: vec![NodeId(learner)], ..configuration(epoch, members) }
 }
 
 pub fn checksums(bytes: &[u8]) -> Vec<u32> {
