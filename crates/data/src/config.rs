@@ -86,7 +86,7 @@ pub struct DataNodeConfig {
     #[serde(default = "scrub_period_s_default")]
     pub scrub_period_s: u64,
     /// Overwrites kept in the Raft log before they are flushed to their extents and the log is
-    /// trimmed. 1 MiB to 4 GiB.
+    /// trimmed; up to twice as many while a block is damaged. 1 MiB to 4 GiB.
     #[serde(default = "log_bytes_max_default")]
     pub log_bytes_max: u64,
     /// The same, by time. 1,000 to 3,600,000 milliseconds.

@@ -236,6 +236,11 @@ impl LostBlocks {
         blocks.filter(|(_, damage)| damage.is_lost()).map(|(place, _)| *place)
     }
 
+    /// Whether no block is known to be damaged.
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
     /// The open blocks: they are not here, whatever is found.
     pub fn open(&self) -> impl Iterator<Item = (ExtentId, u64)> {
         self.open.iter().copied()

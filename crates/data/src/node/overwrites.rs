@@ -293,9 +293,7 @@ impl Disk {
             let touched = applying.touched_after(since).into_iter().chain(came.iter().copied());
             touched.map(|extent| (extent, 0)).collect()
         };
-        partition.checkpoint.is_running = true;
-        partition.checkpoint.bytes = 0;
-        partition.checkpoint.at_ms = now;
+        partition.checkpoint.begin(now);
         let store = Arc::clone(&partition.store);
         self.workers.slow(
             move || flush_those_left(&store, &touched),
@@ -337,10 +335,23 @@ impl Disk {
                 }
                 if let Some(snapshot) = snapshot {
                     disk.hand_out(id, snapshot);
-                    disk.driver.multi.compact(id, index);
+                    disk.trim_log(id, index);
                 }
             }),
         );
+    }
+
+    /// Lets the log up to `index` go. While a block is damaged here it stays, as far as there is room: what another member holds
+    /// may be the last good copy. If that one is away it comes back by the log, and keeps it; it would not know that its copy is
+    /// good if it copied a snapshot.
+    fn trim_log(&mut self, id: PartitionId, index: u64) {
+        let Some(partition) = self.partitions.get_mut(&id) else { return };
+        let has_room = partition.checkpoint.kept_bytes < self.shared.config.log_bytes_max;
+        if has_room && !partition.lost.is_empty() {
+            return;
+        }
+        partition.checkpoint.kept_bytes = 0;
+        self.driver.multi.compact(id, index);
     }
 }
 

@@ -93,17 +93,26 @@ fn a_survivor_that_cannot_write_down_that_it_is_alone_takes_no_writes_either() {
     });
 }
 
+/// A new extent with so many bytes, by the primary of an epoch, node 1.
+async fn append(cluster: &Cluster, epoch: u64, bytes: &[u8]) -> ExtentId {
+    const PIECE: usize = 500_000;
+    let mut target = AppendTarget::New { token: 1 };
+    for (number, piece) in (1..).zip(bytes.chunks(PIECE)) {
+        let (extent, ..) = cluster.append_patiently(1, epoch, target, piece).await;
+        target = AppendTarget::Extent { extent, offset: number * PIECE as u64 };
+    }
+    match target {
+        AppendTarget::Extent { extent, .. } => extent,
+        _ => panic!("there are no bytes"),
+    }
+}
+
 /// Node 1 leaves nodes 2 and 3 with an extent of which node 3, which has just joined, has only the beginning yet.
 async fn leave_one_that_lacks(cluster: &mut Cluster) -> (ExtentId, Vec<u8>) {
     cluster.kill_node(3).await;
     cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
     let bytes = pattern(1, 20_000_000);
-    let new = AppendTarget::New { token: 1 };
-    let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes[..500_000]).await;
-    for offset in (1..40).map(|piece| piece * 500_000) {
-        let target = AppendTarget::Extent { extent, offset: offset as u64 };
-        cluster.append_patiently(1, 2, target, &bytes[offset..offset + 500_000]).await;
-    }
+    let extent = append(cluster, 2, &bytes).await;
     cluster.start_slow_filling_node(3, 1 << 20).await;
     cluster.configure(learning(3, &[1, 2], 3), &[1, 2, 3]).await;
     cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
@@ -295,13 +304,7 @@ fn a_replica_says_that_it_lacks_what_a_snapshot_stands_for() {
     run(async |cluster| {
         cluster.kill_node(3).await;
         cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
-        let new = AppendTarget::New { token: 1 };
-        let bytes = pattern(1, 5_000_000);
-        let (extent, ..) = cluster.append_patiently(1, 2, new, &bytes[..500_000]).await;
-        for offset in (1..10).map(|piece| piece * 500_000) {
-            let target = AppendTarget::Extent { extent, offset: offset as u64 };
-            cluster.append_patiently(1, 2, target, &bytes[offset..offset + 500_000]).await;
-        }
+        let extent = append(cluster, 2, &pattern(1, 5_000_000)).await;
         cluster.overwrite_until_trimmed(&[1, 2], 2, extent).await;
         cluster.start_slow_filling_node(3, 1 << 20).await;
         cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
@@ -322,10 +325,9 @@ fn a_replica_says_that_it_has_lost_what_was_overwritten_until_the_members_are_co
     run(async |cluster| {
         cluster.kill_node(3).await;
         cluster.start_node_with_long_log(3).await;
-        let bytes = pattern(1, 300_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &pattern(2, 1_000)).await;
+        let extent = append(cluster, 1, &pattern(1, 5_000_000)).await;
+        // At its end: so much has to come before that, that it is seen to be missing.
+        cluster.overwrite(&[1, 2, 3], 1, extent, 4_900_000, &pattern(2, 1_000)).await;
         let lacks = async |cluster: &Cluster, wanted| {
             nodes::until("it says so", async || {
                 let report = cluster.report(3).await?;
@@ -336,12 +338,12 @@ fn a_replica_says_that_it_has_lost_what_was_overwritten_until_the_members_are_co
         lacks(cluster, false).await;
         cluster.kill_node(3).await;
         cluster.lose_extent(3, extent);
-        cluster.start_node_with_long_log(3).await;
+        cluster.start_slow_filling_node_with_long_log(3, 1 << 20).await;
         lacks(cluster, true).await;
         cluster.configure(configuration(2, &[3, 1, 2]), &[1, 2, 3]).await;
         lacks(cluster, false).await;
         let held = |node| std::fs::read(cluster.extent_file(node, extent)).unwrap();
-        assert!(held(3).get(..300_000) == held(1).get(..300_000));
+        assert!(held(3).get(..5_000_000) == held(1).get(..5_000_000));
     });
 }
 

@@ -452,6 +452,39 @@ fn a_member_catches_up_though_no_other_has_a_block() {
     });
 }
 
+/// Simulation, seed 424210: a block had rotted on one of three. The second one came back, copied a snapshot, and could not vouch for its
+/// own block; the third one came back, had to copy a snapshot for a few entries of the log, and gave up the last good one.
+#[test]
+fn a_block_that_is_damaged_survives_that_all_others_are_away_for_a_while() {
+    run(async |cluster| {
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let others = [2, 3];
+        while let leader = cluster.leader(&[1, 2, 3]).await
+            && others.contains(&leader)
+        {
+            cluster.kill_node(leader).await;
+            cluster.start_node(leader).await;
+        }
+        // All mark it as overwritten: whoever leads without that asks them to.
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..1_000]).await;
+        cluster.kill_node(2).await;
+        cluster.overwrite_until_trimmed(&[1, 3], 1, extent).await;
+        cluster.kill_node(3).await;
+        cluster.rot_extent(1, extent, 200_000);
+        cluster.start_node(2).await;
+        // It copies a snapshot before it takes these.
+        cluster.overwrite_until_trimmed(&[1, 2], 1, extent).await;
+        cluster.start_node(3).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        for node in [1, 2, 3] {
+            let held = std::fs::read(cluster.extent_file(node, extent)).unwrap();
+            assert!(held.get(196_608..200_704) == Some(&bytes[196_608..200_704]), "{node}");
+        }
+    });
+}
+
 /// Found by the simulation (seed 3043): of two members one was far behind, and the other one, started again,
 /// had a block damaged. That one waited for its log to be repeated before it said that nobody has the block,
 /// and its log for the first one, which waited for the block.
