@@ -288,6 +288,8 @@ pub struct GroupStatus {
     pub last_index: u64,
     /// The last entry durable here.
     pub persisted: u64,
+    /// The first entry in memory: a follower that needs earlier ones gets a snapshot.
+    pub tail_first: u64,
     /// About how much memory its entries take.
     pub tail_bytes: usize,
     /// The configuration in force.

@@ -293,7 +293,9 @@ impl Disk {
             let touched = applying.touched_after(since).into_iter().chain(came.iter().copied());
             touched.map(|extent| (extent, 0)).collect()
         };
-        partition.checkpoint.begin(now);
+        partition.checkpoint.is_running = true;
+        partition.checkpoint.bytes = 0;
+        partition.checkpoint.at_ms = now;
         let store = Arc::clone(&partition.store);
         self.workers.slow(
             move || flush_those_left(&store, &touched),
@@ -341,17 +343,13 @@ impl Disk {
         );
     }
 
-    /// Lets the log up to `index` go. While a block is damaged here it stays, as far as there is room: what another member holds
-    /// may be the last good copy. If that one is away it comes back by the log, and keeps it; it would not know that its copy is
-    /// good if it copied a snapshot.
+    /// Lets the log up to `index` go. While a block is damaged here, what is in memory stays for members that are away. Their
+    /// copy may be the last good one: who comes back by the log keeps it, and who copies a snapshot cannot know that it is good.
     fn trim_log(&mut self, id: PartitionId, index: u64) {
-        let Some(partition) = self.partitions.get_mut(&id) else { return };
-        let has_room = partition.checkpoint.kept_bytes < self.shared.config.log_bytes_max;
-        if has_room && !partition.lost.is_empty() {
-            return;
-        }
-        partition.checkpoint.kept_bytes = 0;
-        self.driver.multi.compact(id, index);
+        let Some(partition) = self.partitions.get(&id) else { return };
+        let Some(status) = self.driver.multi.status(id) else { return };
+        let last = if partition.lost.is_empty() { index } else { status.tail_first - 1 };
+        self.driver.multi.compact(id, index.min(last));
     }
 }
 

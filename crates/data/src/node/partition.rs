@@ -118,16 +118,6 @@ pub(crate) struct Checkpoint {
     pub bytes: u64,
     /// When.
     pub at_ms: u64,
-    /// Bytes of entries that were applied before, and are in the log still.
-    pub kept_bytes: u64,
-}
-
-impl Checkpoint {
-    /// One begins.
-    pub fn begin(&mut self, now_ms: u64) {
-        self.kept_bytes += std::mem::take(&mut self.bytes);
-        (self.is_running, self.at_ms) = (true, now_ms);
-    }
 }
 
 /// Saving the partition's state: one file operation at a time.

@@ -601,6 +601,7 @@ impl Group {
             first_index: self.raw.store().mark.index + 1,
             last_index: log.last_index(),
             persisted: log.persisted,
+            tail_first: log.first_index(),
             tail_bytes: self.tail_bytes(),
             members: self.present.clone(),
             followers: if self.is_leader() { self.followers() } else { Vec::new() },
