@@ -25,7 +25,7 @@ pub fn all() -> Vec<Decoder> {
         },
         Decoder { name: "overwrite-entry", sample: entry, again: entry_again, seal: |_| {} },
         Decoder { name: "disk-label", sample: label, again: label_again, seal: |_| {} },
-        Decoder { name: "lost-blocks", sample: lost, again: lost_again, seal: |_| {} },
+        Decoder { name: "lost-blocks-2", sample: lost, again: lost_again, seal: |_| {} },
         Decoder { name: "scrub-place", sample: place, again: place_again, seal: |_| {} },
     ]);
     all
@@ -94,13 +94,16 @@ fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 fn lost(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
-    let mut line = |_| format!("{} {} {}\n", random.number(), random.number(), random.number());
+    let mut line = |_| {
+        let state = if random.below(2) == 0 { "damaged" } else { "lost" };
+        format!("{} {} {} {state}\n", random.number(), random.number(), random.number())
+    };
     let lines: String = (0..2 + seed % 3).map(&mut line).collect();
-    format!("1\n{lines}").into_bytes()
+    format!("2\n{lines}").into_bytes()
 }
 
 fn lost_again(bytes: &[u8]) -> Option<Vec<u8>> {
-    parse_lost(&String::from_utf8_lossy(bytes)).map(|places| text_of_lost(&places).into_bytes())
+    parse_lost(&String::from_utf8_lossy(bytes)).map(|noted| text_of_lost(&noted).into_bytes())
 }
 
 fn place(seed: u64) -> Vec<u8> {
@@ -134,6 +137,13 @@ mod tests {
         let label = all().into_iter().find(|decoder| decoder.name == "partition-label-2").unwrap();
         let read = (label.again)(include_bytes!("../golden/partition-label"));
         assert_eq!(read.unwrap(), (label.sample)(0));
+    }
+
+    #[test]
+    fn the_first_format_of_the_note_of_damaged_blocks_is_read() {
+        let read = lost_again(include_bytes!("../golden/lost-blocks")).unwrap();
+        let lines = "3980143261097177850 1870870783258 7 lost\n9 7 34359738367 lost\n";
+        assert_eq!(String::from_utf8(read).unwrap(), format!("2\n{lines}"));
     }
 
     #[test]

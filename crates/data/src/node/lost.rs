@@ -5,8 +5,8 @@
 //! is *open*. Each replica that has such a block asks the others for it, and each that is asked notices that its own
 //! is damaged: without a pause that grows they would set each other to work without end.
 //!
-//! With every configuration they are looked for anew, but the operator is told of each once: which these are
-//! is kept over configurations, and over restarts ([`super::lost_note`]). What is lost is found out from the replicas.
+//! With every configuration they are looked for anew, but the operator is told of each once: of which he was, and which they
+//! are, is kept over configurations, and over restarts ([`super::lost_note`]). What is lost is found out from the replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -33,7 +33,7 @@ pub(crate) struct LostBlocks {
     blocks: BTreeMap<Place, Damage>,
     /// Those of them that are not known to be lost.
     open: BTreeSet<Place>,
-    /// Of which of them the operator was told is not what it was when it was last noted.
+    /// Which they are, or of which the operator was told, is not what it was when it was last noted.
     is_changed: bool,
 }
 
@@ -145,10 +145,8 @@ impl LostBlocks {
 
     /// It is whole.
     pub fn remove(&mut self, extent: ExtentId, block: u64) {
-        if let Some(damage) = self.blocks.remove(&(extent, block)) {
-            self.open.remove(&(extent, block));
-            self.is_changed |= damage.is_told;
-        }
+        self.open.remove(&(extent, block));
+        self.is_changed |= self.blocks.remove(&(extent, block)).is_some();
     }
 
     /// Blocks of an extent were written to, and are whole, but for some.
@@ -172,9 +170,11 @@ impl LostBlocks {
 
     /// Changes what is known of a block, if there is room to know anything of it.
     fn change(&mut self, place: Place, change: impl FnOnce(&mut Damage)) {
-        if self.blocks.len() >= BLOCKS_MAX && !self.blocks.contains_key(&place) {
+        let is_new = !self.blocks.contains_key(&place);
+        if is_new && self.blocks.len() >= BLOCKS_MAX {
             return;
         }
+        self.is_changed |= is_new;
         let damage = self.blocks.entry(place).or_default();
         change(damage);
         if damage.is_lost() {
@@ -184,9 +184,9 @@ impl LostBlocks {
         }
     }
 
-    /// The blocks of which the operator was told.
-    pub fn told(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.blocks.iter().filter(|(_, damage)| damage.is_told).map(|(place, _)| *place)
+    /// All blocks, and whether the operator was told of each.
+    pub fn all(&self) -> impl Iterator<Item = (ExtentId, u64, bool)> {
+        self.blocks.iter().map(|((extent, block), damage)| (*extent, *block, damage.is_told))
     }
 
     /// Whether these have changed since this was last asked.
@@ -323,16 +323,18 @@ mod tests {
     fn the_operator_is_told_once_until_the_block_is_whole() {
         let mut lost = LostBlocks::default();
         lost.add(EXTENT, 9, 0);
-        assert!(lost.add(EXTENT, 9, 1_000) && lost.tell(EXTENT, 9) && lost.take_changed());
+        assert!(lost.take_changed() && lost.all().eq([(EXTENT, 9, false)]));
+        assert!(lost.add(EXTENT, 9, 1_000) && !lost.take_changed());
+        assert!(lost.tell(EXTENT, 9) && lost.take_changed());
         lost.doubt_all();
         assert!(!lost.contains(EXTENT, 9) && !lost.rests(EXTENT, 9, 1_000));
         lost.add(EXTENT, 9, 2_000);
         lost.doubt(EXTENT, 9);
         lost.add(EXTENT, 9, 3_000);
         assert!(lost.add(EXTENT, 9, 4_000) && !lost.tell(EXTENT, 9) && !lost.take_changed());
-        assert_eq!(lost.told().collect::<Vec<_>>(), [(EXTENT, 9)]);
+        assert!(lost.all().eq([(EXTENT, 9, true)]));
         lost.remove(EXTENT, 9);
-        assert!(lost.take_changed() && lost.told().next().is_none());
+        assert!(lost.take_changed() && lost.is_empty());
         assert!(lost.tell(EXTENT, 9));
     }
 

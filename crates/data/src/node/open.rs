@@ -27,7 +27,7 @@ use crate::store::{ExtentStore, RecoveryReport, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
 use super::licence::Licence;
-use super::lost_note::LostNote;
+use super::lost_note::{LostNote, Noted};
 use super::overwrites::ENTRY_BYTES_MAX;
 use super::partition::Partition;
 use super::partitions::{group_start, is_founder, log_recovery};
@@ -256,8 +256,10 @@ impl OpenedDisk {
             let refusal = refused.get(&state.partition).map(ToString::to_string);
             disk.take_replica(node, state, opened, refusal, &known);
         }
-        for (partition, extent, block) in disk.lost_note.read() {
-            if let Some(partition) = disk.partitions.get_mut(&partition) {
+        for Noted { partition, extent, block, is_told } in disk.lost_note.read() {
+            let Some(partition) = disk.partitions.get_mut(&partition) else { continue };
+            partition.lost.find(extent, block);
+            if is_told {
                 partition.lost.tell(extent, block);
             }
         }

@@ -457,32 +457,57 @@ fn a_member_catches_up_though_no_other_has_a_block() {
 #[test]
 fn a_block_that_is_damaged_survives_that_all_others_are_away_for_a_while() {
     run(async |cluster| {
-        let bytes = pattern(1, 300_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        let others = [2, 3];
-        while let leader = cluster.leader(&[1, 2, 3]).await
-            && others.contains(&leader)
-        {
-            cluster.kill_node(leader).await;
-            cluster.start_node(leader).await;
-        }
-        // All mark it as overwritten: whoever leads without that asks them to.
-        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..1_000]).await;
-        cluster.kill_node(2).await;
-        cluster.overwrite_until_trimmed(&[1, 3], 1, extent).await;
-        cluster.kill_node(3).await;
-        cluster.rot_extent(1, extent, 200_000);
-        cluster.start_node(2).await;
-        // It copies a snapshot before it takes these.
+        let (extent, bytes) = leave_the_last_copy_at_node_3(cluster).await;
         cluster.overwrite_until_trimmed(&[1, 2], 1, extent).await;
         cluster.start_node(3).await;
-        cluster.equal_digests(&[1, 2, 3], 1).await;
-        for node in [1, 2, 3] {
-            let held = std::fs::read(cluster.extent_file(node, extent)).unwrap();
-            assert!(held.get(196_608..200_704) == Some(&bytes[196_608..200_704]), "{node}");
-        }
+        all_have_block_48(cluster, extent, &bytes).await;
     });
+}
+
+/// The same when the two that go on are started again meanwhile.
+#[test]
+fn a_node_that_is_started_again_knows_what_is_damaged_there() {
+    run(async |cluster| {
+        let (extent, bytes) = leave_the_last_copy_at_node_3(cluster).await;
+        cluster.overwrite_until_trimmed(&[1, 2], 1, extent).await;
+        cluster.kill_nodes(&[1, 2]).await;
+        for node in [1, 2] {
+            cluster.start_node_without_scrub(node).await;
+        }
+        cluster.overwrite_in_vain_until_trimmed(&[1, 2], 1, extent).await;
+        cluster.start_node(3).await;
+        all_have_block_48(cluster, extent, &bytes).await;
+    });
+}
+
+/// An extent of which block 48 has rotted at node 1. Node 2 is back, and has missed overwrites of other blocks; node 3 is away.
+async fn leave_the_last_copy_at_node_3(cluster: &mut nodes::Cluster) -> (ExtentId, Vec<u8>) {
+    let bytes = pattern(1, 300_000);
+    let new = AppendTarget::New { token: 1 };
+    let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+    let others = [2, 3];
+    while let leader = cluster.leader(&[1, 2, 3]).await
+        && others.contains(&leader)
+    {
+        cluster.kill_node(leader).await;
+        cluster.start_node(leader).await;
+    }
+    // All mark it as overwritten: whoever leads without that asks them to.
+    cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..1_000]).await;
+    cluster.kill_node(2).await;
+    cluster.overwrite_until_trimmed(&[1, 3], 1, extent).await;
+    cluster.kill_node(3).await;
+    cluster.rot_extent(1, extent, 200_000);
+    cluster.start_node(2).await;
+    (extent, bytes)
+}
+
+async fn all_have_block_48(cluster: &nodes::Cluster, extent: ExtentId, bytes: &[u8]) {
+    cluster.equal_digests(&[1, 2, 3], 1).await;
+    for node in [1, 2, 3] {
+        let held = std::fs::read(cluster.extent_file(node, extent)).unwrap();
+        assert!(held.get(196_608..200_704) == Some(&bytes[196_608..200_704]), "{node}");
+    }
 }
 
 /// Found by the simulation (seed 3043): of two members one was far behind, and the other one, started again,

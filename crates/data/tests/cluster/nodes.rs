@@ -506,6 +506,21 @@ impl Cluster {
         }
     }
 
+    /// The same where they are not acknowledged, as a member is away that has not marked the extent.
+    pub async fn overwrite_in_vain_until_trimmed(
+        &self,
+        nodes: &[u32],
+        epoch: u64,
+        extent: ExtentId,
+    ) {
+        let started = Instant::now();
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            let bytes = pattern(2, 3_000);
+            let over = self.try_overwrite(nodes, epoch, extent, 1_000, &bytes);
+            assert!(tokio::time::timeout(Duration::from_millis(200), over).await.is_err());
+        }
+    }
+
     /// One try, at whoever leads.
     pub async fn try_overwrite(
         &self,
