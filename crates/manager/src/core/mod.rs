@@ -18,6 +18,7 @@
 //! that was committed.
 
 mod command;
+mod holders;
 mod node;
 mod partition;
 mod snapshot;

@@ -170,6 +170,16 @@ impl State {
         partition: PartitionId,
         configuration: &Configuration,
     ) -> Applied {
+        self.decide(partition, configuration, None)
+    }
+
+    /// `instead_of_next` is given for a configuration that is decided instead of others: the epoch that the group has.
+    fn decide(
+        &mut self,
+        partition: PartitionId,
+        configuration: &Configuration,
+        instead_of_next: Option<Epoch>,
+    ) -> Applied {
         let Some(record) = self.data.get(&partition) else { return stale("partition is gone") };
         let members: BTreeSet<NodeId> = configuration.members.iter().copied().collect();
         let holds = |node: &NodeId| record.replicas.iter().any(|replica| replica.node == *node);
@@ -192,81 +202,20 @@ impl State {
         {
             return stale("not a configuration of this partition");
         }
+        let before = record.configuration.clone();
+        self.note_other_of_two(partition, &before, configuration);
+        self.note_holders(partition, before, configuration, instead_of_next);
         if let Some(record) = self.data.get_mut(&partition) {
             record.configuration = configuration.clone();
         }
-        let stood_for_another = self.replaced.remove(&partition).is_some();
-        self.note_members(partition, &present, &members);
-        if stood_for_another {
+        if self.replaced.remove(&partition).is_some() {
             // Which the group may have taken, with a third one in it.
             self.other_of_two.remove(&partition);
         }
+        if let Some(adopted) = instead_of_next {
+            self.replaced.insert(partition, adopted);
+        }
         Applied::Done
-    }
-
-    /// Who remains a member takes part in all that is acknowledged.
-    fn note_members(
-        &mut self,
-        partition: PartitionId,
-        before: &BTreeSet<NodeId>,
-        members: &BTreeSet<NodeId>,
-    ) {
-        let whole = self.whole.entry(partition).or_default();
-        match (before.len(), members.len()) {
-            (1, 1) if before == members => {}
-            (1, 1) => {
-                whole.extend(members);
-                self.other_of_two.remove(&partition);
-            }
-            (2, 1) => {
-                let other = before.difference(members).find(|node| whole.contains(node));
-                self.other_of_two.extend(other.map(|other| (partition, *other)));
-            }
-            _ => drop(self.other_of_two.remove(&partition)),
-        }
-        let completes = self.completes.entry(partition).or_default();
-        if before.len() == MEMBERS_MIN && before.is_subset(members) {
-            let joined = || members.difference(before).copied();
-            for node in before.intersection(whole) {
-                completes.entry(*node).or_default().extend(joined());
-            }
-        }
-        whole.retain(|node| members.contains(node));
-        completes.retain(|_, others| {
-            others.retain(|other| members.contains(other) && !whole.contains(other));
-            !others.is_empty()
-        });
-        self.whole.retain(|_, whole| !whole.is_empty());
-        self.completes.retain(|_, completes| !completes.is_empty());
-    }
-
-    /// Its replica there is another one from now on, or none.
-    pub(super) fn forget_replica(&mut self, partition: PartitionId, node: NodeId) {
-        if self.other_of_two(partition) == Some(node) {
-            self.other_of_two.remove(&partition);
-        }
-        if let Some(completes) = self.completes.get_mut(&partition) {
-            completes.remove(&node);
-        }
-        self.completes.retain(|_, completes| !completes.is_empty());
-    }
-
-    /// Who goes on instead of one that goes on alone, should that be lost before another one has joined it.
-    #[must_use]
-    pub fn other_of_two(&self, partition: PartitionId) -> Option<NodeId> {
-        self.other_of_two.get(&partition).copied()
-    }
-
-    /// Who, together with this member of a data partition, has every acknowledged byte: it had all that there was when this
-    /// one joined, who has been a member since. And every overwrite: this one joined two, who both had all that was
-    /// committed before.
-    pub fn complements(
-        &self,
-        partition: PartitionId,
-        member: NodeId,
-    ) -> impl Iterator<Item = NodeId> {
-        let completes = self.completes.get(&partition).into_iter().flatten();
-        completes.filter(move |(_, others)| others.contains(&member)).map(|(node, _)| *node)
     }
 
     /// The word for a survivor of two stands: the other one must not go on as well (docs/decisions/0007).
@@ -280,11 +229,7 @@ impl State {
         if decided.is_none_or(|decided| decided.members.len() < MEMBERS_MIN) {
             return stale("no configuration that can be replaced");
         }
-        let applied = self.set_configuration(partition, configuration);
-        if applied == Applied::Done {
-            self.replaced.insert(partition, adopted);
-        }
-        applied
+        self.decide(partition, configuration, Some(adopted))
     }
 
     /// Whether the newest configuration was decided instead of others, which some may have taken.
@@ -299,25 +244,6 @@ impl State {
     pub fn decided_upon(&self, record: &DataRecord) -> Epoch {
         let before = Epoch(record.configuration.epoch.0.saturating_sub(1));
         self.replaced.get(&record.id).copied().unwrap_or(before)
-    }
-
-    pub(super) fn members_whole(&mut self, partitions: &[(PartitionId, Epoch)]) -> Applied {
-        for (partition, epoch) in partitions {
-            let Some(record) = self.data.get(partition) else { continue };
-            if record.configuration.epoch == *epoch {
-                let members = record.configuration.members.iter().copied().collect();
-                self.whole.insert(*partition, members);
-                self.completes.remove(partition);
-            }
-        }
-        Applied::Done
-    }
-
-    /// Whether a member of a data partition is known to have every acknowledged byte: all members were
-    /// once seen to hold the same, and it has been one since then.
-    #[must_use]
-    pub fn is_whole(&self, partition: PartitionId, member: NodeId) -> bool {
-        self.whole.get(&partition).is_some_and(|whole| whole.contains(&member))
     }
 
     pub(super) fn replicas_created(&mut self, replicas: &[(PartitionId, NodeId)]) -> Applied {
@@ -357,9 +283,7 @@ impl State {
         }
         for id in &volume.data {
             let Some(record) = self.data.remove(id) else { continue };
-            self.whole.remove(id);
-            self.completes.remove(id);
-            self.other_of_two.remove(id);
+            self.forget_holders(*id);
             self.replaced.remove(id);
             self.end_tasks_of(*id);
             let nodes = record.replicas.into_iter().map(|replica| replica.node).collect();

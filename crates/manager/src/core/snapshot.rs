@@ -3,9 +3,9 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLMS"
-//!      4    4 format: 8; before, the last two fields of the state were missing (7); the checksum was of the state alone (6);
-//!             one more field was missing (5), and one more (4); and the one before these was another one (3) or
-//!             missing too (2)
+//!      4    4 format: 9; before, the last field of the state was missing (8); two more (7); the checksum was of the state
+//!             alone (6); one more field was missing (5), and one more (4); and the one before these was another one (3)
+//!             or missing too (2)
 //!      8    4 CRC32C of all else
 //!     12    . the state (postcard)
 //! ```
@@ -26,7 +26,7 @@ use super::task::Task;
 use super::volume::VolumeRecord;
 
 const MAGIC: [u8; 4] = *b"MLMS";
-const FORMAT: u32 = 8;
+const FORMAT: u32 = 9;
 /// With a checksum that leaves the header out.
 const FORMAT_WITH_BARE_HEADER: u32 = 6;
 /// With epochs in `whole`, where members are named now.
@@ -129,10 +129,11 @@ impl State {
 /// How many of the state's last fields, all of them maps, a format does not have.
 fn maps_missing(format: u32) -> usize {
     match format {
-        ..=FORMAT_WITH_EPOCHS => 5,
-        4 => 4,
-        5 => 3,
-        FORMAT_WITH_BARE_HEADER | 7 => 2,
+        ..=FORMAT_WITH_EPOCHS => 6,
+        4 => 5,
+        5 => 4,
+        FORMAT_WITH_BARE_HEADER | 7 => 3,
+        8 => 1,
         _ => 0,
     }
 }
@@ -157,6 +158,7 @@ mod tests {
     use milpa_wire::encode;
 
     use super::*;
+    use crate::core::holders::Possible;
     use crate::core::tests::Log;
 
     /// Format 3 had an epoch for each partition: what it says of the present one counts for all its members.
@@ -172,6 +174,7 @@ mod tests {
             BTreeMap<PartitionId, Epoch>,
             BTreeMap<PartitionId, BTreeMap<NodeId, BTreeSet<NodeId>>>,
             BTreeMap<PartitionId, NodeId>,
+            BTreeMap<PartitionId, Vec<Possible>>,
         );
         let (fields, _): (Fields, Maps) = milpa_wire::decode(&encode(&log.state)).unwrap();
         let body = encode(&(fields, BTreeMap::from([(known, Epoch(1)), (stale, Epoch(0))])));

@@ -6,6 +6,7 @@ use milpa_types::{ClusterId, Epoch, NodeId, PartitionId, VolumeId};
 use serde::{Deserialize, Serialize};
 
 use super::command::{Applied, Command, CommandV1};
+use super::holders::Possible;
 use super::node::NodeRecord;
 use super::partition::{DataRecord, MetaRecord, Removal};
 use super::task::Task;
@@ -54,6 +55,9 @@ pub struct State {
     /// Of a data partition whose survivor of two goes on alone: the other one, if it has everything as well. As long as
     /// nobody has joined, nothing is acknowledged.
     pub(super) other_of_two: BTreeMap<PartitionId, NodeId>,
+    /// Of a data partition whose configuration has changed: those that its group may have instead of the newest one, the
+    /// oldest first.
+    pub(super) possible: BTreeMap<PartitionId, Vec<Possible>>,
 }
 
 impl State {
@@ -79,6 +83,7 @@ impl State {
             replaced: BTreeMap::new(),
             completes: BTreeMap::new(),
             other_of_two: BTreeMap::new(),
+            possible: BTreeMap::new(),
         }
     }
 

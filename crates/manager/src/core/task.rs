@@ -121,7 +121,7 @@ impl State {
         };
         let id = self.task_next;
         self.task_next += 1;
-        self.forget_replica(partition, place.node);
+        self.forget_holder(partition, place.node);
         let task = Task {
             id,
             partition,
@@ -215,7 +215,7 @@ impl State {
         }
         record.replicas.retain(|replica| replica.node != node);
         record.created.remove(&node);
-        self.forget_replica(partition, node);
+        self.forget_holder(partition, node);
         self.forget_removed();
         Applied::Done
     }

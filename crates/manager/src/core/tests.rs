@@ -373,8 +373,8 @@ fn a_snapshot_gives_the_state_back_and_damage_is_told() {
         let head = [*b"MLMS", format.to_le_bytes(), crc32c_of(covered).to_le_bytes()];
         [&head.concat(), &bytes[12..]].concat()
     };
-    let newer = of_format(9, &[b"MLMS", &[9, 0, 0, 0], &bytes[12..]]);
-    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 9 }));
+    let newer = of_format(10, &[b"MLMS", &[10, 0, 0, 0], &bytes[12..]]);
+    assert_eq!(State::decode(&newer), Err(SnapshotError::Newer { found: 10 }));
     let older = of_format(1, &[&bytes[12..]]);
     assert_eq!(State::decode(&older), Err(SnapshotError::Older { found: 1 }));
     assert!(matches!(State::decode(&bytes[..11]), Err(SnapshotError::Malformed { .. })));

@@ -14,7 +14,10 @@
 //!   with a word before this one or with none.
 //!
 //! If a change that gives another voter follows in this log, the two may be three already: then it
-//! takes effect here at once, as in Raft's thesis, and this one goes on with the third one's vote.
+//! takes effect here at once, as in Raft's thesis, and this one goes on with the third one's vote. The third one may have
+//! more of the log than this one, which has lost the end of it, and gives no vote then: the change takes effect there too,
+//! and it is the third one that leads, with this one's vote. Both can only be elected by two of the three, of whom one is
+//! needed by whoever the old two would elect.
 //!
 //! Nothing is written for it. The library is told of the change in memory, this one then wins the
 //! elections, and the owner proposes the removal as a change like any other, which commits by the usual
@@ -27,7 +30,7 @@ use raft::eraftpb::{ConfChangeV2, EntryType};
 
 use super::{Group, Setting};
 use crate::convert::{Change, REMOVED, VOTER};
-use crate::types::{Members, ProposeError};
+use crate::types::{LogPosition, Members, ProposeError};
 
 /// The terms of a word. Each term takes an election, so nobody gets to the next one's.
 const TERMS_OF_WORD: u64 = 1 << 21;
@@ -43,8 +46,8 @@ pub const fn word_of_term(term: u64) -> u64 {
 pub(super) enum Alone {
     /// This voter is gone.
     Without(NodeId),
-    /// A change that stands in the log has taken effect.
-    WithThird,
+    /// A change that stands in the log, and makes this node a voter, has taken effect.
+    WithThird(NodeId),
 }
 
 impl Group {
@@ -78,21 +81,52 @@ impl Group {
         Ok(())
     }
 
+    /// The third one: the survivor asks for its vote, in the terms of a word that is newer than all that is known here, and
+    /// lacks what this one has of the log. So this one stands for election.
+    pub(super) fn stand_instead(&mut self, survivor: NodeId, term: u64, last: LogPosition) {
+        let voters = &self.present.voters;
+        let is_third =
+            voters.len() == 2 && voters.contains(&survivor) && !voters.contains(&self.node);
+        let is_word = word_of_term(term) > self.epoch().0;
+        let lacks = !self.raw.raft.raft_log.is_up_to_date(last.index, last.term);
+        let is_busy = self.install.is_some() || self.has_undurable_log();
+        if !is_third
+            || !is_word
+            || !lacks
+            || is_busy
+            || self.present.is_joint()
+            || self.alone.is_some()
+        {
+            return;
+        }
+        if self.new_voter() == Some(Some(self.node)) && self.take_step((VOTER, self.node.0)) {
+            self.alone = Some(Alone::WithThird(self.node));
+            tracing::warn!(group = self.id.0, %survivor, "standing for election: the survivor has less of the log");
+            self.campaign();
+        }
+    }
+
     fn leave(&mut self, without: NodeId, word: u64) -> Result<(), ProposeError> {
         let busy = ProposeError::Busy { group: self.id };
         let (alone, step) = match self.new_voter().ok_or(busy)? {
-            Some(third) => (Alone::WithThird, (VOTER, third.0)),
+            Some(third) => (Alone::WithThird(third), (VOTER, third.0)),
             None => (Alone::Without(without), (REMOVED, without.0)),
         };
-        let change = Change { steps: vec![step], context: Vec::new() };
-        let refused = |_| ProposeError::BadChange { group: self.id, reason: "refused" };
-        let raw: ConfChangeV2 = change.to_raft();
-        self.raw.apply_conf_change(&raw).map_err(refused)?;
+        if !self.take_step(step) {
+            return Err(ProposeError::BadChange { group: self.id, reason: "refused" });
+        }
         let term = word.saturating_mul(TERMS_OF_WORD).max(self.raw.raft.term.saturating_add(1));
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
         self.alone = Some(alone);
         Ok(())
+    }
+
+    /// Tells the library of a change that has not come out of the log.
+    fn take_step(&mut self, step: (u8, u32)) -> bool {
+        let change = Change { steps: vec![step], context: Vec::new() };
+        let raw: ConfChangeV2 = change.to_raft();
+        self.raw.apply_conf_change(&raw).is_ok()
     }
 
     /// The members by the log after a change, of which the library made `members`: with the one that this

@@ -26,6 +26,7 @@ impl Group {
             Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
                 return;
             }
+            Body::Vote { last, .. } => self.stand_instead(from, message.term, *last),
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
                 self.leader_heard_ms = Some(now_ms);
                 self.tell_lost(from, &message);

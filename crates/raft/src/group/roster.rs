@@ -54,7 +54,9 @@ impl Group {
                 | Body::TimeoutNow
                 | Body::Vote { .. }
         );
-        let is_voter = self.roster.voters.contains(&from) || self.present.outgoing.contains(&from);
+        let is_voter = self.roster.voters.contains(&from)
+            || self.present.outgoing.contains(&from)
+            || self.alone == Some(Alone::WithThird(from));
         let is_given_up = self.alone == Some(Alone::Without(from));
         leads && (is_given_up || message.epoch < self.roster.epoch && !is_voter)
     }

@@ -122,6 +122,65 @@ fn who_is_there_again_is_kept_instead_of_who_was_lost_meanwhile() {
     assert_eq!(world.data_record(4).configuration.members.len(), 3);
 }
 
+/// Simulation, seed 437727: it was decided that one of three leaves, and the group never took that. Of the two that remained
+/// in its stead the other one was lost before they had been compared.
+#[test]
+fn who_was_to_leave_and_never_left_has_everything_still() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    world
+        .data
+        .values_mut()
+        .filter_map(|held| held.get_mut(&partition))
+        .for_each(|report| report.unaligned = 1);
+    world.stuck.insert(partition);
+    world.down.insert(NodeId(106));
+    world.wait(3_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
+    world.data.get_mut(&NodeId(105)).unwrap().remove(&partition);
+    world.down.clear();
+    world.wait(3_000);
+    assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 106]));
+    world.stuck.clear();
+    world.pass();
+    assert_eq!(world.data[&NodeId(106)][&partition].configuration.epoch, Epoch(3), "from 1 to 3");
+    world.data.get_mut(&NodeId(104)).unwrap().remove(&partition);
+    let goes_on = |world: &World| world.data_record(4).configuration.members == nodes(&[106]);
+    assert!(
+        (0..50).any(|_| {
+            world.pass();
+            goes_on(&world)
+        }),
+        "{:?}",
+        world.data_record(4)
+    );
+}
+
+/// What was decided instead of others may follow any of them: of who learned in one of these nothing is known.
+#[test]
+fn who_may_have_joined_again_does_not_count_as_one_that_never_left() {
+    for learners in [nodes(&[]), nodes(&[106])] {
+        let mut world = settled();
+        let (partition, adopted) = (PartitionId(4), Epoch(1));
+        let mut decided = Configuration {
+            epoch: Epoch(2),
+            members: nodes(&[104, 105]),
+            primary: NodeId(104),
+            learners: learners.clone(),
+        };
+        let left = CommandV1::SetConfiguration { partition, configuration: decided.clone() };
+        assert_eq!(world.log.apply(left), Applied::Done);
+        (decided.epoch, decided.members) = (Epoch(3), nodes(&[104, 106]));
+        decided.learners.clear();
+        let configuration = decided;
+        let instead = CommandV1::ReplaceConfiguration { partition, configuration, adopted };
+        assert_eq!(world.log.apply(instead), Applied::Done);
+        assert!(world.log.state.is_whole(partition, NodeId(104)));
+        let never_left = world.log.state.is_whole(partition, NodeId(106));
+        assert_eq!(never_left, learners.is_empty(), "106 may come from 1 only, or from 2 as well");
+    }
+}
+
 /// The group took the configuration before the one that was decided instead of it.
 #[test]
 fn what_a_group_cannot_take_any_more_is_decided_anew() {

@@ -148,35 +148,44 @@ fn only_one_of_two_voters_goes_on_alone_and_not_while_a_leader_may_serve() {
     assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
 }
 
+/// A pair that is to become three: the survivor-to-be has the change on disk. Gives the leader, who is to be lost.
+fn pair_to_be_three(seed: u64) -> (World, usize) {
+    let mut world = pair(seed);
+    world.flush_ms_max = 1;
+    let leader = world.leader(1).unwrap();
+    let survivor = 1 - leader;
+    let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect::<Vec<_>>();
+    world.multi(2).create_group(GROUP, &[], &[], false);
+    world.nodes[2].machines.entry(GROUP).or_default();
+    let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
+    world.multi(leader).propose_change(GROUP, &learns, &[], Bytes::new()).unwrap();
+    world.until("it has all", |world| {
+        world.nodes[2].machines[&GROUP].index > 15
+            && world.nodes[2].machines[&GROUP].index == world.nodes[leader].machines[&GROUP].index
+    });
+    let joins = MemberChange { voters: nodes(&[0, 1, 2]), learners: vec![] };
+    let position = world.multi(leader).propose_change(GROUP, &joins, &[], Bytes::new()).unwrap();
+    world.until("the survivor has the change", |world| {
+        world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
+    });
+    (world, leader)
+}
+
+fn voters_known_to(world: &World, i: usize) -> usize {
+    let status = world.nodes[i].multi.as_ref().and_then(|multi| multi.status(GROUP));
+    status.map_or(0, |status| status.members.voters.len())
+}
+
 /// The story (simulation, seed 2338 with lying disks): the pair was to become three when one of the two
 /// was lost. The third one may have a say already, so the survivor goes on with it, and not without.
 #[test]
 fn who_may_be_one_of_three_goes_on_with_the_third() {
     let mut in_time = 0;
     for seed in 0..60 {
-        let mut world = pair(2000 + seed);
-        world.flush_ms_max = 1;
-        let leader = world.leader(1).unwrap();
+        let (mut world, leader) = pair_to_be_three(2000 + seed);
         let survivor = 1 - leader;
-        let nodes = |list: &[usize]| list.iter().map(|&i| NodeId(i as u32)).collect::<Vec<_>>();
-        world.multi(2).create_group(GROUP, &[], &[], false);
-        world.nodes[2].machines.entry(GROUP).or_default();
-        let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
-        world.multi(leader).propose_change(GROUP, &learns, &[], Bytes::new()).unwrap();
-        world.until("it has all", |world| {
-            world.nodes[2].machines[&GROUP].index > 15
-                && world.nodes[2].machines[&GROUP].index
-                    == world.nodes[leader].machines[&GROUP].index
-        });
-        let joins = MemberChange { voters: nodes(&[0, 1, 2]), learners: vec![] };
-        let position =
-            world.multi(leader).propose_change(GROUP, &joins, &[], Bytes::new()).unwrap();
-        world.until("the survivor has the change", |world| {
-            world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
-        });
         world.crash(leader, FOR_GOOD_MS);
-        let is_pair = world.multi(survivor).status(GROUP).unwrap().members.voters.len() == 2;
-        in_time += u64::from(is_pair);
+        in_time += u64::from(voters_known_to(&world, survivor) == 2);
         world.crash(2, 6000);
         world.run(1000);
         for _ in 0..20 {
@@ -186,15 +195,51 @@ fn who_may_be_one_of_three_goes_on_with_the_third() {
             assert_eq!(world.leader(1), None, "seed {seed}: not without the third");
         }
         world.until("the two go on", |world| {
-            world.leader(1).is_some()
-                && [survivor, 2].iter().all(|&i| {
-                    let status = world.nodes[i].multi.as_ref().and_then(|m| m.status(GROUP));
-                    status.is_some_and(|status| status.members.voters.len() == 3)
-                })
+            let know_three = |i: &usize| voters_known_to(world, *i) == 3;
+            world.leader(1).is_some() && [survivor, 2].iter().all(know_three)
         });
         world.check();
     }
     assert!(in_time > 10, "{in_time}");
+}
+
+/// Simulation, seed 439660: as before, but that the survivor had led meanwhile, and lost power before its own disk had the
+/// entry with which it began. The third one has it, and so gives the survivor no vote.
+#[test]
+fn the_third_leads_if_it_has_more_of_the_log_than_the_survivor() {
+    let mut reached = 0;
+    for seed in 0..150 {
+        let (mut world, leader) = pair_to_be_three(5000 + seed);
+        let survivor = 1 - leader;
+        world.crash(leader, 10);
+        world.until("a leader", |world| world.leader(1).is_some());
+        if world.leader(1) != Some(survivor) {
+            continue;
+        }
+        world.nodes[survivor].flush_done_ms = Some(u64::MAX);
+        world.run(50);
+        world.crash(leader, FOR_GOOD_MS);
+        world.crash(survivor, 10);
+        world.run(20);
+        let has = |world: &mut World, i: usize| world.multi(i).status(GROUP).unwrap().persisted;
+        let has_more = has(&mut world, 2) > has(&mut world, survivor);
+        if !has_more || voters_known_to(&world, survivor) != 2 {
+            continue;
+        }
+        reached += 1;
+        if seed % 2 == 0 {
+            world.crash(2, 30);
+            world.run(60);
+        }
+        world.until("the two go on", |world| {
+            let now_ms = world.now_ms;
+            let _ = world.multi(survivor).go_alone(GROUP, NodeId(leader as u32), 4, now_ms);
+            let know_three = |i: &usize| voters_known_to(world, *i) == 3;
+            world.leader(1).is_some() && [survivor, 2].iter().all(know_three)
+        });
+        world.check();
+    }
+    assert!(reached > 10, "{reached}");
 }
 
 /// Found by a reader: the survivor had taken the other one in as a learner, and both lost power. What the other one had on disk,
