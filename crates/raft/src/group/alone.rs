@@ -14,22 +14,22 @@
 //!   with a word before this one or with none.
 //!
 //! If a change that gives another voter follows in this log, the two may be three already: then it
-//! takes effect here at once, as in Raft's thesis, and this one goes on with the third one's vote. The third one may have
-//! more of the log than this one, which has lost the end of it, and gives no vote then: the change takes effect there too,
-//! and it is the third one that leads, with this one's vote. Both can only be elected by two of the three, of whom one is
-//! needed by whoever the old two would elect.
+//! takes effect at once, as in Raft's thesis, and this one goes on with that third one, and not without. The third one may
+//! have more of the log, as this one has lost the end of it: then it gives no vote, and stands for election itself, with this
+//! one's vote and not without it. Who needs both has a voter in common with all whom the old two, the three, or this one
+//! alone would elect.
 //!
-//! Nothing is written for it. The library is told of the change in memory, this one then wins the
+//! Nothing is written for it. The library is told of it in memory, one of these wins the
 //! elections, and the owner proposes the removal as a change like any other, which commits by the usual
 //! rules: to the library it removes nobody, to whoever reads the log it is the change. After a crash on
-//! the way the group has two voters again, and the word must be repeated.
+//! the way the group has two voters again, and the word must be repeated; the third one stands again when it is asked again.
 
 use milpa_types::NodeId;
 use raft::GetEntriesContext;
 use raft::eraftpb::{ConfChangeV2, EntryType};
 
 use super::{Group, Setting};
-use crate::convert::{Change, REMOVED, VOTER};
+use crate::convert::{Change, LEARNER, REMOVED, VOTER};
 use crate::types::{LogPosition, Members, ProposeError};
 
 /// The terms of a word. Each term takes an election, so nobody gets to the next one's.
@@ -43,11 +43,21 @@ pub const fn word_of_term(term: u64) -> u64 {
 
 /// What the library was told that the log does not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Alone {
+pub(super) struct Alone {
     /// This voter is gone.
-    Without(NodeId),
+    without: NodeId,
     /// A change that stands in the log, and makes this node a voter, has taken effect.
-    WithThird(NodeId),
+    third: Option<NodeId>,
+}
+
+impl Alone {
+    pub(super) fn is_without(&self, node: NodeId) -> bool {
+        self.without == node
+    }
+
+    pub(super) fn is_with(&self, node: NodeId) -> bool {
+        self.third == Some(node)
+    }
 }
 
 impl Group {
@@ -84,23 +94,20 @@ impl Group {
     /// The third one: the survivor asks for its vote, in the terms of a word that is newer than all that is known here, and
     /// lacks what this one has of the log. So this one stands for election.
     pub(super) fn stand_instead(&mut self, survivor: NodeId, term: u64, last: LogPosition) {
-        let voters = &self.present.voters;
-        let is_third =
-            voters.len() == 2 && voters.contains(&survivor) && !voters.contains(&self.node);
-        let is_word = word_of_term(term) > self.epoch().0;
         let lacks = !self.raw.raft.raft_log.is_up_to_date(last.index, last.term);
-        let is_busy = self.install.is_some() || self.has_undurable_log();
-        if !is_third
-            || !is_word
-            || !lacks
-            || is_busy
-            || self.present.is_joint()
-            || self.alone.is_some()
-        {
+        let is_word = word_of_term(term) > self.epoch().0;
+        let is_free = self.alone.is_none() && self.install.is_none() && !self.has_undurable_log();
+        if !lacks || !is_word || !is_free || self.present.is_joint() {
             return;
         }
-        if self.new_voter() == Some(Some(self.node)) && self.take_step((VOTER, self.node.0)) {
-            self.alone = Some(Alone::WithThird(self.node));
+        let lost = match self.present.voters[..] {
+            [one, other] if one == survivor => other,
+            [other, one] if one == survivor => other,
+            _ => return,
+        };
+        if self.new_voter() == Some(Some(self.node))
+            && self.tell(Alone { without: lost, third: Some(self.node) })
+        {
             tracing::warn!(group = self.id.0, %survivor, "standing for election: the survivor has less of the log");
             self.campaign();
         }
@@ -108,40 +115,78 @@ impl Group {
 
     fn leave(&mut self, without: NodeId, word: u64) -> Result<(), ProposeError> {
         let busy = ProposeError::Busy { group: self.id };
-        let (alone, step) = match self.new_voter().ok_or(busy)? {
-            Some(third) => (Alone::WithThird(third), (VOTER, third.0)),
-            None => (Alone::Without(without), (REMOVED, without.0)),
-        };
-        if !self.take_step(step) {
+        let third = self.new_voter().ok_or(busy)?;
+        if !self.tell(Alone { without, third }) {
             return Err(ProposeError::BadChange { group: self.id, reason: "refused" });
         }
         let term = word.saturating_mul(TERMS_OF_WORD).max(self.raw.raft.term.saturating_add(1));
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
-        self.alone = Some(alone);
         Ok(())
     }
 
-    /// Tells the library of a change that has not come out of the log.
-    fn take_step(&mut self, step: (u8, u32)) -> bool {
-        let change = Change { steps: vec![step], context: Vec::new() };
-        let raw: ConfChangeV2 = change.to_raft();
-        self.raw.apply_conf_change(&raw).is_ok()
+    /// Tells the library what the log does not say, if nothing hinders that. At no time does this one need fewer others
+    /// than before or after.
+    fn tell(&mut self, alone: Alone) -> bool {
+        let joins = alone.third.is_none_or(|third| self.take_step(VOTER, third));
+        let is_told = joins && self.take_step(REMOVED, alone.without);
+        self.alone = Some(alone);
+        if !is_told {
+            self.take_back();
+        }
+        is_told
+    }
+
+    /// Tells the library what the log says.
+    fn take_back(&mut self) -> Option<Alone> {
+        let alone = self.alone.take()?;
+        self.take_step(VOTER, alone.without);
+        if let Some(third) = alone.third {
+            let learns = self.present.learners.contains(&third);
+            self.take_step(if learns { LEARNER } else { REMOVED }, third);
+        }
+        Some(alone)
+    }
+
+    /// A change is about to come out of the log. If the one that makes the third a voter has yet to follow, the library is
+    /// told what the log says; and the rest again when the change has taken effect ([`after_change`](Group::after_change)).
+    pub(super) fn before_change(&mut self, change: &Change) -> Option<Alone> {
+        let third = self.alone.and_then(|alone| alone.third)?;
+        let is_third = change.steps.contains(&(VOTER, third.0));
+        if is_third { None } else { self.take_back() }
+    }
+
+    /// See [`before_change`](Group::before_change).
+    pub(super) fn after_change(&mut self, before: Option<Alone>) {
+        if let Some(alone) = before.filter(|it| self.present.voters.contains(&it.without)) {
+            self.tell(alone);
+        }
     }
 
     /// The members by the log after a change, of which the library made `members`: with the one that this
     /// voter goes on without, until a change removes it.
     pub(super) fn as_logged(&mut self, mut members: Members, change: &Change) -> Members {
-        match self.alone {
-            Some(Alone::Without(lost)) if !change.steps.contains(&(REMOVED, lost.0)) => {
-                members.voters.push(lost);
-                members.sorted()
-            }
-            _ => {
-                self.alone = None;
-                members
-            }
+        let Some(Alone { without, .. }) = self.alone else { return members };
+        let is_removed = change.steps.contains(&(REMOVED, without.0));
+        self.alone = (!is_removed).then_some(Alone { without, third: None });
+        if !is_removed {
+            members.voters.push(without);
         }
+        members.sorted()
+    }
+
+    /// The end of the log was replaced, perhaps with the change that made a third voter.
+    pub(super) fn forget_replaced_third(&mut self) {
+        let third = self.alone.and_then(|alone| alone.third);
+        if third.is_some() && self.new_voter() != Some(third) {
+            self.take_back();
+        }
+    }
+
+    fn take_step(&mut self, kind: u8, node: NodeId) -> bool {
+        let change = Change { steps: vec![(kind, node.0)], context: Vec::new() };
+        let raw: ConfChangeV2 = change.to_raft();
+        self.raw.apply_conf_change(&raw).is_ok()
     }
 
     /// The voter given by a change that follows in the log and has not taken effect here. `None` if there

@@ -26,7 +26,9 @@ impl Group {
             Body::Vote { is_transfer, .. } if !is_transfer && !self.may_vote(setting, now_ms) => {
                 return;
             }
-            Body::Vote { last, .. } => self.stand_instead(from, message.term, *last),
+            Body::Vote { last, is_transfer: false, .. } => {
+                self.stand_instead(from, message.term, *last)
+            }
             Body::Append { .. } | Body::Heartbeat { .. } if is_current => {
                 self.leader_heard_ms = Some(now_ms);
                 self.tell_lost(from, &message);

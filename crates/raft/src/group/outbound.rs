@@ -173,6 +173,7 @@ impl Group {
         self.raw.mut_store().restore(snapshot);
         self.history.clear();
         self.present = members.clone();
+        self.alone = None;
         self.stagger();
         self.delivered = mark.index;
         out.records.push(Record::Snapshot { group: self.id, mark, members });
@@ -186,6 +187,7 @@ impl Group {
         out.records.extend(records);
         if let Some(from) = self.raw.mut_store().append(entries) {
             out.records.insert(start, Record::Truncated { group, from });
+            self.forget_replaced_third();
         }
     }
 
@@ -236,10 +238,12 @@ impl Group {
         };
         let Some(change) = change else { return Payload::Empty };
         let raw: ConfChangeV2 = change.to_raft();
+        let before = self.before_change(&change);
         match self.raw.apply_conf_change(&raw) {
             Ok(state) => {
                 let members = self.as_logged(members(&state), &change);
                 self.present = members.clone();
+                self.after_change(before);
                 self.stagger();
                 self.history.push_back((index, members.clone()));
                 self.write_commit();
@@ -247,6 +251,7 @@ impl Group {
             }
             Err(error) => {
                 tracing::warn!(group = self.id.0, index, %error, "configuration change refused");
+                self.after_change(before);
                 Payload::Empty
             }
         }

@@ -11,7 +11,8 @@
 //! The owner knows better: its configurations are numbered by somebody who gives each number once (the
 //! managers), and it notes the last one durably before it acts on it. So each message carries its sender's
 //! *epoch*, and who would lead, or stand for election, is heard only if it is a voter of the newest
-//! configuration known here (or of the one before, while both count), or knows a newer one. What is not heard is not answered either: an answer
+//! configuration known here (or of the one before, while both count), or knows a newer one; and so is the third one with whom
+//! a survivor goes on, who may not have noted that configuration yet. What is not heard is not answered either: an answer
 //! would carry the term of those who went on to those who did not.
 //!
 //! Those have perhaps committed an entry that the group does not have (the empty one with which a leader
@@ -21,7 +22,6 @@
 use milpa_types::{Epoch, NodeId};
 
 use super::Group;
-use super::alone::Alone;
 use crate::message::{Body, Message};
 use crate::types::LogPosition;
 
@@ -56,8 +56,8 @@ impl Group {
         );
         let is_voter = self.roster.voters.contains(&from)
             || self.present.outgoing.contains(&from)
-            || self.alone == Some(Alone::WithThird(from));
-        let is_given_up = self.alone == Some(Alone::Without(from));
+            || self.alone.is_some_and(|alone| alone.is_with(from));
+        let is_given_up = self.alone.is_some_and(|alone| alone.is_without(from));
         leads && (is_given_up || message.epoch < self.roster.epoch && !is_voter)
     }
 

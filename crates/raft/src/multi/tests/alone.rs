@@ -5,7 +5,8 @@ use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
 use super::world::{Machine, World, world};
-use crate::types::MemberChange;
+use crate::types::{MemberChange, Role};
+use crate::wal::MemoryStorage;
 
 const GROUP: PartitionId = PartitionId(1);
 const FOR_GOOD_MS: u64 = 1 << 40;
@@ -13,11 +14,15 @@ const FOR_GOOD_MS: u64 = 1 << 40;
 /// Tells `survivor` to go on without the other one until the group has it as its only voter. The
 /// other one may be back, and lead: then the change is its to make.
 fn leave_alone(world: &mut World, survivor: usize, lost: u32) {
+    leave_alone_by(world, survivor, lost, 1);
+}
+
+fn leave_alone_by(world: &mut World, survivor: usize, lost: u32, word: u64) {
     let voters = vec![NodeId(survivor as u32)];
     world.until("the survivor is alone", |world| {
         let now_ms = world.now_ms;
         let Some(multi) = &mut world.nodes[survivor].multi else { return false };
-        let _ = multi.go_alone(GROUP, NodeId(lost), 1, now_ms);
+        let _ = multi.go_alone(GROUP, NodeId(lost), word, now_ms);
         if multi.status(GROUP).unwrap().members.voters == voters {
             return true;
         }
@@ -148,8 +153,18 @@ fn only_one_of_two_voters_goes_on_alone_and_not_while_a_leader_may_serve() {
     assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
 }
 
-/// A pair that is to become three: the survivor-to-be has the change on disk. Gives the leader, who is to be lost.
-fn pair_to_be_three(seed: u64) -> (World, usize) {
+/// A pair that is to become three with node 2.
+struct PairToBeThree {
+    world: World,
+    /// Who leads, and is to be lost.
+    leader: usize,
+    /// The other one, who has the change on disk.
+    survivor: usize,
+    /// What that one had before.
+    survivor_before: (MemoryStorage, Machine),
+}
+
+fn pair_to_be_three(seed: u64) -> PairToBeThree {
     let mut world = pair(seed);
     world.flush_ms_max = 1;
     let leader = world.leader(1).unwrap();
@@ -159,16 +174,18 @@ fn pair_to_be_three(seed: u64) -> (World, usize) {
     world.nodes[2].machines.entry(GROUP).or_default();
     let learns = MemberChange { voters: nodes(&[0, 1]), learners: nodes(&[2]) };
     world.multi(leader).propose_change(GROUP, &learns, &[], Bytes::new()).unwrap();
-    world.until("it has all", |world| {
-        world.nodes[2].machines[&GROUP].index > 15
-            && world.nodes[2].machines[&GROUP].index == world.nodes[leader].machines[&GROUP].index
+    world.until("all have all", |world| {
+        let index = |i: usize| world.nodes[i].machines[&GROUP].index;
+        index(2) > 15 && index(2) == index(leader) && index(2) == index(survivor)
     });
+    let before = &world.nodes[survivor];
+    let survivor_before = (before.disk.fork(), before.machines[&GROUP].clone());
     let joins = MemberChange { voters: nodes(&[0, 1, 2]), learners: vec![] };
     let position = world.multi(leader).propose_change(GROUP, &joins, &[], Bytes::new()).unwrap();
     world.until("the survivor has the change", |world| {
         world.multi(survivor).status(GROUP).unwrap().persisted >= position.index
     });
-    (world, leader)
+    PairToBeThree { world, leader, survivor, survivor_before }
 }
 
 fn voters_known_to(world: &World, i: usize) -> usize {
@@ -182,8 +199,7 @@ fn voters_known_to(world: &World, i: usize) -> usize {
 fn who_may_be_one_of_three_goes_on_with_the_third() {
     let mut in_time = 0;
     for seed in 0..60 {
-        let (mut world, leader) = pair_to_be_three(2000 + seed);
-        let survivor = 1 - leader;
+        let PairToBeThree { mut world, leader, survivor, .. } = pair_to_be_three(2000 + seed);
         world.crash(leader, FOR_GOOD_MS);
         in_time += u64::from(voters_known_to(&world, survivor) == 2);
         world.crash(2, 6000);
@@ -204,30 +220,40 @@ fn who_may_be_one_of_three_goes_on_with_the_third() {
 }
 
 /// Simulation, seed 439660: as before, but that the survivor had led meanwhile, and lost power before its own disk had the
-/// entry with which it began. The third one has it, and so gives the survivor no vote.
+/// entry with which it began. The third one has it, and so gives the survivor no vote. `None` if it came differently.
+fn third_with_more_than_the_survivor(seed: u64) -> Option<PairToBeThree> {
+    let mut pair = pair_to_be_three(seed);
+    let PairToBeThree { world, leader, survivor, .. } = &mut pair;
+    let (leader, survivor) = (*leader, *survivor);
+    world.crash(leader, 10);
+    world.until("a leader", |world| world.leader(1).is_some());
+    if world.leader(1) != Some(survivor) {
+        return None;
+    }
+    world.nodes[survivor].flush_done_ms = Some(u64::MAX);
+    world.run(50);
+    world.crash(leader, FOR_GOOD_MS);
+    world.crash(survivor, 10);
+    world.run(20);
+    let mut has = |i: usize| world.multi(i).status(GROUP).unwrap().persisted;
+    let has_more = has(2) > has(survivor);
+    (has_more && voters_known_to(world, survivor) == 2).then_some(pair)
+}
+
+/// Tells the survivor to go on until the third one stands for election.
+fn third_stands(world: &mut World, survivor: usize, lost: usize) {
+    world.until("the third stands", |world| {
+        let now_ms = world.now_ms;
+        let _ = world.multi(survivor).go_alone(GROUP, NodeId(lost as u32), 4, now_ms);
+        world.multi(2).status(GROUP).unwrap().role == Role::PreCandidate
+    });
+}
+
 #[test]
 fn the_third_leads_if_it_has_more_of_the_log_than_the_survivor() {
-    let mut reached = 0;
-    for seed in 0..150 {
-        let (mut world, leader) = pair_to_be_three(5000 + seed);
-        let survivor = 1 - leader;
-        world.crash(leader, 10);
-        world.until("a leader", |world| world.leader(1).is_some());
-        if world.leader(1) != Some(survivor) {
-            continue;
-        }
-        world.nodes[survivor].flush_done_ms = Some(u64::MAX);
-        world.run(50);
-        world.crash(leader, FOR_GOOD_MS);
-        world.crash(survivor, 10);
-        world.run(20);
-        let has = |world: &mut World, i: usize| world.multi(i).status(GROUP).unwrap().persisted;
-        let has_more = has(&mut world, 2) > has(&mut world, survivor);
-        if !has_more || voters_known_to(&world, survivor) != 2 {
-            continue;
-        }
-        reached += 1;
-        if seed % 2 == 0 {
+    let found = (5000..5150).filter_map(third_with_more_than_the_survivor);
+    let reached = found.map(|PairToBeThree { mut world, leader, survivor, .. }| {
+        if world.seed % 2 == 0 {
             world.crash(2, 30);
             world.run(60);
         }
@@ -237,9 +263,60 @@ fn the_third_leads_if_it_has_more_of_the_log_than_the_survivor() {
             let know_three = |i: &usize| voters_known_to(world, *i) == 3;
             world.leader(1).is_some() && [survivor, 2].iter().all(know_three)
         });
+        let leads = world.leader(1).unwrap();
+        let early = world.multi(leads).propose(GROUP, Bytes::from_static(b"of two"));
+        assert!(early.is_err(), "nothing is committed before the lost one is removed");
+        leave_alone_by(&mut world, survivor, leader as u32, 4);
         world.check();
-    }
-    assert!(reached > 10, "{reached}");
+    });
+    assert!(reached.count() > 10);
+}
+
+/// Found by a reader: the survivor may have gone on by itself meanwhile, if its disk has forgotten the third one.
+#[test]
+fn the_third_does_not_go_on_with_the_lost_one() {
+    let found = (5000..5150).filter_map(third_with_more_than_the_survivor);
+    let reached = found.map(|PairToBeThree { mut world, leader, survivor, .. }| {
+        let known = world.nodes[leader].machines[&GROUP].epoch;
+        let pair = [NodeId(0), NodeId(1)];
+        world.nodes[2].machines.get_mut(&GROUP).unwrap().epoch = known;
+        world.multi(2).set_roster(GROUP, Epoch(known), &pair);
+        third_stands(&mut world, survivor, leader);
+        world.crash(survivor, FOR_GOOD_MS);
+        world.nodes[leader].restart_ms = world.now_ms;
+        world.run(4000);
+        assert_eq!(world.leader(1), None, "seed {}", world.seed);
+    });
+    assert!(reached.count() > 10);
+}
+
+/// Found by a reader: the survivor's disk has forgotten the third one, and so it goes on by itself.
+#[test]
+fn the_third_is_a_learner_again_when_the_log_does_not_make_it_a_voter_any_more() {
+    let found = (5000..5150).filter_map(third_with_more_than_the_survivor);
+    let reached = found.map(|PairToBeThree { mut world, leader, survivor, survivor_before }| {
+        third_stands(&mut world, survivor, leader);
+        world.crash(survivor, 1);
+        let (disk, machine) = survivor_before;
+        world.nodes[survivor].disk = disk;
+        world.nodes[survivor].machines.insert(GROUP, machine);
+        world.until("it is back", |world| world.nodes[survivor].multi.is_some());
+        let alone = Members::new(&[NodeId(survivor as u32)], &[NodeId(2)]);
+        let change =
+            MemberChange { voters: alone.voters.clone(), learners: alone.learners.clone() };
+        world.until("the third learns", |world| {
+            let now_ms = world.now_ms;
+            let multi = world.multi(survivor);
+            let _ = multi.go_alone(GROUP, NodeId(leader as u32), 4, now_ms);
+            let _ = multi.propose_change(GROUP, &change, &[], Bytes::new());
+            [survivor, 2].iter().all(|&i| world.multi(i).status(GROUP).unwrap().members == alone)
+        });
+        world.cut.extend([(NodeId(survivor as u32), NodeId(2))]);
+        world.run(3000);
+        assert_eq!(world.multi(2).status(GROUP).unwrap().role, Role::Follower, "it has no vote");
+        world.check();
+    });
+    assert!(reached.count() > 10);
 }
 
 /// Found by a reader: the survivor had taken the other one in as a learner, and both lost power. What the other one had on disk,
