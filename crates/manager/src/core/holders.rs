@@ -69,6 +69,14 @@ impl Holders {
     }
 }
 
+fn forget_in(completes: &mut BTreeMap<NodeId, BTreeSet<NodeId>>, node: NodeId) {
+    completes.remove(&node);
+    completes.retain(|_, others| {
+        others.remove(&node);
+        !others.is_empty()
+    });
+}
+
 impl State {
     /// Notes who has what in a configuration that is about to be decided. It follows the one decided before it; or, if it is
     /// decided instead of others, any that the group may have since `adopted`, which it was seen to have: what is so
@@ -86,13 +94,15 @@ impl State {
         };
         let mut possible = self.possible.remove(&partition).unwrap_or_default();
         possible.retain(|it| adopted.is_some_and(|adopted| it.configuration.epoch >= adopted));
-        let is_known = possible.first().map(|it| it.configuration.epoch) == adopted;
-        if !is_known || possible.len() >= POSSIBLE_MAX {
-            // Who had everything in the last one decided had it in those before, and so has it if it is a member still.
+        let starts_at_adopted = possible.first().map(|it| it.configuration.epoch) == adopted;
+        if !starts_at_adopted || possible.len() >= POSSIBLE_MAX {
+            // Not known what the group may have. Who had everything in the last one decided had it in those before, too, as
+            // far as it was a member, and who is one in the next was one in all that this can follow.
             possible.clear();
         }
         possible.push(Possible { configuration: before, holders });
         let members = next.members.iter().copied().collect();
+        // The word for a survivor need not follow the last one decided: the planner has seen that it follows the one adopted.
         let is_only = possible.len() == 1;
         let preceding = possible.iter().filter(|it| is_only || next.follows(&it.configuration));
         let holders = preceding.map(|it| it.holders_next(&members));
@@ -132,6 +142,8 @@ impl State {
                 let members = record.configuration.members.iter().copied().collect();
                 self.whole.insert(*partition, members);
                 self.completes.remove(partition);
+                // What was known before says less now than the members of the last one do.
+                self.possible.remove(partition);
             }
         }
         Applied::Done
@@ -143,12 +155,12 @@ impl State {
             self.other_of_two.remove(&partition);
         }
         if let Some(completes) = self.completes.get_mut(&partition) {
-            completes.remove(&node);
+            forget_in(completes, node);
         }
         self.completes.retain(|_, completes| !completes.is_empty());
         for possible in self.possible.get_mut(&partition).into_iter().flatten() {
             possible.holders.whole.remove(&node);
-            possible.holders.completes.remove(&node);
+            forget_in(&mut possible.holders.completes, node);
         }
     }
 
@@ -167,8 +179,8 @@ impl State {
         self
     }
 
-    /// Whether a member of a data partition is known to have every acknowledged byte: all members were
-    /// once seen to hold the same, and it has been one since then.
+    /// Whether a member of a data partition is known to have every acknowledged byte, if the group takes the newest
+    /// configuration decided: all members were once seen to hold the same, and it has been one since then.
     #[must_use]
     pub fn is_whole(&self, partition: PartitionId, member: NodeId) -> bool {
         self.whole.get(&partition).is_some_and(|whole| whole.contains(&member))

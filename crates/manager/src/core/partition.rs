@@ -173,12 +173,14 @@ impl State {
         self.decide(partition, configuration, None)
     }
 
-    /// `instead_of_next` is given for a configuration that is decided instead of others: the epoch that the group has.
+    /// `adopted` is given for a configuration that is decided instead of others: the epoch that the group has. Who may
+    /// go on alone is the planner's to say: two managers need not have noted the same of who has what, as they came to a
+    /// new program at different points of their log.
     fn decide(
         &mut self,
         partition: PartitionId,
         configuration: &Configuration,
-        instead_of_next: Option<Epoch>,
+        adopted: Option<Epoch>,
     ) -> Applied {
         let Some(record) = self.data.get(&partition) else { return stale("partition is gone") };
         let members: BTreeSet<NodeId> = configuration.members.iter().copied().collect();
@@ -187,14 +189,11 @@ impl State {
             return stale("another configuration came first");
         }
         let learners = &configuration.learners;
-        let present: BTreeSet<NodeId> = record.configuration.members.iter().copied().collect();
-        let is_whole = members.iter().all(|node| self.is_whole(partition, *node));
-        // The planner knows who has what it lacks: two managers need not have noted the same when a program was new.
-        let is_given_rest = present.len() == MEMBERS_MIN && !learners.is_empty();
-        let is_survivor = members.is_subset(&present) && (is_whole || is_given_rest);
-        let goes_on_alone = (present.len(), members.len()) == (1, 1);
+        let present = &record.configuration.members;
+        let is_survivor = members.iter().all(|node| present.contains(node));
+        let goes_on_instead = (present.len(), members.len()) == (1, 1);
         if members.len() != configuration.members.len()
-            || members.len() < MEMBERS_MIN && !is_survivor && !goes_on_alone
+            || members.len() < MEMBERS_MIN && !is_survivor && !goes_on_instead
             || learners.len() > 1
             || !members.contains(&configuration.primary)
             || !members.iter().chain(learners).all(holds)
@@ -204,7 +203,7 @@ impl State {
         }
         let before = record.configuration.clone();
         self.note_other_of_two(partition, &before, configuration);
-        self.note_holders(partition, before, configuration, instead_of_next);
+        self.note_holders(partition, before, configuration, adopted);
         if let Some(record) = self.data.get_mut(&partition) {
             record.configuration = configuration.clone();
         }
@@ -212,7 +211,7 @@ impl State {
             // Which the group may have taken, with a third one in it.
             self.other_of_two.remove(&partition);
         }
-        if let Some(adopted) = instead_of_next {
+        if let Some(adopted) = adopted {
             self.replaced.insert(partition, adopted);
         }
         Applied::Done

@@ -42,7 +42,7 @@ pub struct State {
     pub(super) task_next: u64,
     /// Replicas being made, by partition.
     pub(super) tasks: BTreeMap<PartitionId, Task>,
-    /// Members of data partitions that have every acknowledged byte.
+    /// Members of data partitions that have every acknowledged byte, if the group takes the newest configuration decided.
     pub(super) whole: BTreeMap<PartitionId, BTreeSet<NodeId>>,
     /// The newest life of each node; missing for one that has told of none yet.
     pub(super) lives: BTreeMap<NodeId, u128>,

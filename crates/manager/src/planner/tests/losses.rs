@@ -181,6 +181,42 @@ fn who_may_have_joined_again_does_not_count_as_one_that_never_left() {
     }
 }
 
+/// Which of many configurations a group has that takes none of them is forgotten, and nobody is taken for whole by that.
+#[test]
+fn who_left_in_the_last_of_many_decisions_is_not_known_to_have_everything() {
+    let mut world = settled();
+    let (partition, adopted) = (PartitionId(4), Epoch(1));
+    for epoch in 2..30 {
+        // Each of them lets another one go.
+        let members = if epoch % 2 == 0 { nodes(&[104, 105]) } else { nodes(&[104, 106]) };
+        let (primary, learners) = (NodeId(104), Vec::new());
+        let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };
+        let command = CommandV1::ReplaceConfiguration { partition, configuration, adopted };
+        assert_eq!(world.log.apply(command), Applied::Done);
+        let other = NodeId(if epoch % 2 == 0 { 105 } else { 106 });
+        assert!(world.log.state.is_whole(partition, NodeId(104)), "{epoch}");
+        assert_eq!(world.log.state.is_whole(partition, other), epoch < 10, "{epoch}");
+    }
+}
+
+/// A replica that is made anew has nothing of what the one before it had, whatever the group has.
+#[test]
+fn who_is_made_anew_is_not_known_to_have_anything() {
+    let mut world = settled();
+    let partition = PartitionId(4);
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let place = Replica { node: NodeId(106), disk: DiskId(1) };
+    let (reason, begun_unix_ms, deadline_unix_ms) = (TaskReason::TooFew, 0, u64::MAX);
+    let task = NewTask { partition, place, reason, begun_unix_ms, deadline_unix_ms };
+    assert_eq!(world.log.apply(CommandV1::BeginTask(task)), Applied::Done);
+    let (adopted, primary, learners) = (Epoch(1), NodeId(104), Vec::new());
+    let members = nodes(&[104, 106]);
+    let configuration = Configuration { epoch: Epoch(3), members, primary, learners };
+    let command = CommandV1::ReplaceConfiguration { partition, configuration, adopted };
+    assert_eq!(world.log.apply(command), Applied::Done);
+    assert!(!world.log.state.is_whole(partition, NodeId(106)));
+}
+
 /// The group took the configuration before the one that was decided instead of it.
 #[test]
 fn what_a_group_cannot_take_any_more_is_decided_anew() {
