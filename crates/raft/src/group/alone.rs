@@ -46,7 +46,7 @@ pub const fn word_of_term(term: u64) -> u64 {
 pub(super) struct Alone {
     /// This voter is gone.
     without: NodeId,
-    /// A change that stands in the log, and makes this node a voter, has taken effect.
+    /// A change that stands in the log, and makes that node a voter, has taken effect.
     third: Option<NodeId>,
 }
 
