@@ -137,7 +137,8 @@ impl Group {
         is_told
     }
 
-    /// Tells the library what the log says.
+    /// Tells the library what the log says. It refuses that only between the two halves of a change, where it had refused to be
+    /// told anything else.
     fn take_back(&mut self) -> Option<Alone> {
         let alone = self.alone.take()?;
         self.take_step(VOTER, alone.without);

@@ -199,6 +199,23 @@ fn who_left_in_the_last_of_many_decisions_is_not_known_to_have_everything() {
     }
 }
 
+/// Members that were compared in a configuration have taken it: what follows does not follow the one before that.
+#[test]
+fn who_left_is_not_known_to_have_everything_when_the_others_have_been_compared() {
+    let mut world = settled();
+    let (partition, epoch, adopted) = (PartitionId(4), Epoch(2), Epoch(1));
+    adopt_unaligned(&mut world, 4, 2, &[104, 105]);
+    let compared = CommandV1::MembersWhole { partitions: vec![(partition, epoch)] };
+    assert_eq!(world.log.apply(compared), Applied::Done);
+    let (epoch, primary, learners) = (Epoch(3), NodeId(104), Vec::new());
+    let members = nodes(&[104, 106]);
+    let configuration = Configuration { epoch, members, primary, learners };
+    let command = CommandV1::ReplaceConfiguration { partition, configuration, adopted };
+    assert_eq!(world.log.apply(command), Applied::Done);
+    let is_whole = |node| world.log.state.is_whole(partition, NodeId(node));
+    assert_eq!([104, 106].map(is_whole), [true, false]);
+}
+
 /// A replica that is made anew has nothing of what the one before it had, whatever the group has.
 #[test]
 fn who_is_made_anew_is_not_known_to_have_anything() {
