@@ -18,7 +18,7 @@ pub fn all() -> Vec<Decoder> {
     let mut all = crate::store::decoders::all();
     all.extend([
         Decoder {
-            name: "partition-state-4",
+            name: "partition-state-5",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -51,6 +51,7 @@ fn state(seed: u64) -> Vec<u8> {
             configured: LogPosition { term: 5, index: 97 },
             lacks_overwritten: true,
             is_given_rest: true,
+            overwritten: 93,
         },
         _ => generate(seed),
     }
@@ -122,7 +123,10 @@ mod tests {
     #[test]
     fn the_first_formats_of_a_partition_s_state_are_read() {
         let now = PartitionState::decode(&state(0)).unwrap();
-        let third = PartitionState { lacks_overwritten: false, is_given_rest: false, ..now };
+        let fourth = PartitionState { overwritten: now.applied, ..now };
+        let bytes = include_bytes!("../golden/partition-state-4");
+        assert_eq!(PartitionState::decode(bytes), Ok(fourth.clone()));
+        let third = PartitionState { lacks_overwritten: false, is_given_rest: false, ..fourth };
         let then = PartitionState { configured: LogPosition::default(), ..third.clone() };
         let first = include_bytes!("../golden/partition-state");
         assert_eq!(PartitionState::decode(first), Ok(then.clone()));

@@ -76,6 +76,8 @@ pub struct Applying {
     waiting: BTreeMap<ExtentId, u32>,
     /// The last overwrite of each extent that was handed to the disk since the start.
     last: BTreeMap<ExtentId, u64>,
+    /// The last overwrite that came out of the log, or that a snapshot stands for.
+    overwritten: u64,
     /// Up to here a snapshot has overwritten what it liked, or is about to.
     covered: u64,
     /// Those that the disk could not do: the old bytes are there until another replica gives the new.
@@ -83,15 +85,16 @@ pub struct Applying {
 }
 
 impl Applying {
-    /// Goes on after `applied`.
+    /// Goes on after `applied`. No entry up to there that is behind `overwritten` is an overwrite.
     #[must_use]
-    pub fn new(applied: u64) -> Applying {
+    pub fn new(applied: u64, overwritten: u64) -> Applying {
         Applying {
             applied,
             delivered: applied,
             done: BTreeSet::new(),
             waiting: BTreeMap::new(),
             last: BTreeMap::new(),
+            overwritten,
             covered: 0,
             hindered: BTreeMap::new(),
         }
@@ -104,6 +107,7 @@ impl Applying {
         if let Some(extent) = extent {
             *self.waiting.entry(extent).or_default() += 1;
             self.last.insert(extent, index);
+            self.overwritten = self.overwritten.max(index);
         }
     }
 
@@ -158,18 +162,32 @@ impl Applying {
         self.covered = self.covered.max(index);
     }
 
-    /// A snapshot took the place of the entries up to `index`.
-    pub fn jump(&mut self, index: u64) {
+    /// A snapshot took the place of the entries up to `index`, of which the last overwrite is not behind `overwritten`.
+    pub fn jump(&mut self, index: u64, overwritten: u64) {
+        self.overwritten = self.overwritten.max(overwritten);
         self.applied = self.applied.max(index);
         self.delivered = self.delivered.max(index);
         self.done = self.done.split_off(&(self.applied + 1));
         self.hindered = self.hindered.split_off(&(self.applied + 1));
     }
 
+    /// The log goes on after `index`: of entries before it that are not known here any may have been an overwrite.
+    pub fn resume(&mut self, index: u64) {
+        if index > self.applied {
+            self.jump(index, index);
+        }
+    }
+
     /// Everything up to here is applied (not flushed).
     #[must_use]
     pub fn applied(&self) -> u64 {
         self.applied
+    }
+
+    /// The last overwrite, or a later entry.
+    #[must_use]
+    pub fn overwritten(&self) -> u64 {
+        self.overwritten
     }
 
     /// Everything up to here has come out of the log.
@@ -238,7 +256,7 @@ mod tests {
     #[test]
     fn the_applied_index_moves_over_a_gap_only_when_it_is_filled() {
         let (a, b) = (ExtentId(1), ExtentId(2));
-        let mut applying = Applying::new(10);
+        let mut applying = Applying::new(10, 0);
         applying.begin(11, Some(a));
         applying.begin(12, Some(b));
         applying.begin(13, None);
@@ -254,7 +272,7 @@ mod tests {
     #[test]
     fn an_extent_is_hindered_until_what_it_lacks_is_there() {
         let (a, b) = (ExtentId(1), ExtentId(2));
-        let mut applying = Applying::new(0);
+        let mut applying = Applying::new(0, 0);
         for index in [1, 2] {
             applying.begin(index, Some(a));
             applying.hinder(index, a);
@@ -270,7 +288,7 @@ mod tests {
     #[test]
     fn what_is_older_than_a_snapshot_does_not_land_once_it_is_copied() {
         let (a, b) = (ExtentId(1), ExtentId(2));
-        let mut applying = Applying::new(10);
+        let mut applying = Applying::new(10, 0);
         applying.begin(11, Some(a));
         applying.cover(50);
         assert_eq!((applying.last_of(a), applying.last_of(b)), (50, 50));
@@ -278,16 +296,16 @@ mod tests {
         applying.cover(40);
         applying.forget_until(50);
         assert_eq!(applying.last_of(b), 50);
-        applying.jump(50);
+        applying.jump(50, 0);
         applying.begin(51, Some(a));
         assert_eq!((applying.last_of(a), applying.last_of(b)), (51, 50));
     }
 
     #[test]
     fn a_snapshot_takes_the_place_of_entries() {
-        let mut applying = Applying::new(0);
+        let mut applying = Applying::new(0, 0);
         applying.begin(1, None);
-        applying.jump(50);
+        applying.jump(50, 0);
         assert_eq!(applying.applied(), 50);
         assert!(!applying.finish(1, None), "it came too late");
         applying.begin(51, Some(ExtentId(1)));

@@ -427,6 +427,10 @@ pub struct DataPartitionReport {
     pub extents: u64,
     /// Extents whose replicas are not known to be equal: waiting for alignment or repair.
     pub unaligned: u64,
+    /// All entries of the log up to this index are applied.
+    pub applied: u64,
+    /// No entry behind this index and up to `applied` is an overwrite.
+    pub overwritten: u64,
     /// Raft leader, while there are learners: the replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
     /// An overwrite found bytes missing here that have not come since.

@@ -155,8 +155,13 @@ impl Filling {
             return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
         }
         let partition = self.partition;
-        let tell = move |disk: &mut Disk| disk.tell_lost(partition, extent, (offset, length));
-        self.shared.ask_disk(self.disk, tell).await;
+        // Who looks for it tells whether it is lost.
+        let find = move |disk: &mut Disk| {
+            if let Some(partition) = disk.partitions.get_mut(&partition) {
+                partition.lost.find(extent, offset / BLOCK_BYTES);
+            }
+        };
+        self.shared.ask_disk(self.disk, find).await;
         Ok(Chunk::without(length, fence))
     }
 
@@ -218,6 +223,11 @@ impl Filling {
     }
 }
 
+/// Whether this refusal says that its source does not have the bytes whole, now or later.
+pub(super) fn is_lacked(refusal: &DataError) -> bool {
+    matches!(refusal, DataError::Corrupt { .. } | DataError::NotHere | DataError::NoExtent)
+}
+
 /// What it means that every source has refused, in this order, to give bytes from block `first` on:
 /// `NoExtent` if the extent is gone everywhere, `Doubtful` if nobody has the bytes whole (there may be
 /// nobody else), else what the last one said.
@@ -226,9 +236,7 @@ fn refused_by_all(refusals: &[DataError], first: u64) -> DataError {
         DataError::Corrupt { block } | DataError::Doubtful { block } => Some(*block),
         _ => None,
     };
-    let lacks = |refusal: &DataError| {
-        damaged(refusal).is_some() || matches!(refusal, DataError::NotHere | DataError::NoExtent)
-    };
+    let lacks = |refusal: &DataError| damaged(refusal).is_some() || is_lacked(refusal);
     let is_gone =
         !refusals.is_empty() && refusals.iter().all(|refusal| *refusal == DataError::NoExtent);
     if !is_gone && refusals.iter().all(lacks) {

@@ -15,7 +15,7 @@ use milpa_types::{BLOCK_BYTES, ExtentId};
 
 /// Blocks that are remembered: of those behind them who reads them has to tell again.
 const BLOCKS_MAX: usize = 65_536;
-/// A member that was in doubt about its own when it was asked first has decided by the second time.
+/// A member that was just getting it from elsewhere when it was asked first has it by the second time.
 const REPAIRS_UNTIL_LOST: u32 = 2;
 /// Pauses between repairs: the first one, and the longest one.
 const PAUSE_MIN_MS: u64 = 500;

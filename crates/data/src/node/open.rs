@@ -320,7 +320,7 @@ impl Disk {
         partition.licence = Licence::of_found(now_ms());
         if let Some(status) = self.driver.multi.status(id) {
             partition.repeated_until = status.last_index;
-            partition.applying.borrow_mut().jump(status.applied);
+            partition.applying.borrow_mut().resume(status.applied);
         }
         self.partitions.insert(id, partition);
     }

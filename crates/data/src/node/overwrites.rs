@@ -318,6 +318,7 @@ impl Disk {
             return;
         }
         partition.state.applied = partition.state.applied.max(index);
+        partition.state.overwritten = partition.applying.borrow().overwritten();
         if !came.is_empty() && has_come(partition) {
             partition.lacking.retain(|extent| !came.contains(extent));
             partition.state.lacks_overwritten =

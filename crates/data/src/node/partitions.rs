@@ -96,7 +96,7 @@ impl Partition {
             role: RaftRole::Follower,
             term: 0,
             leader: None,
-            applying: Rc::new(RefCell::new(Applying::new(state.applied))),
+            applying: Rc::new(RefCell::new(Applying::new(state.applied, state.overwritten))),
             handed: Handed::default(),
             repeated_until: 0,
             standing: None,
@@ -198,6 +198,7 @@ impl Disk {
             configured: LogPosition::default(),
             lacks_overwritten: false,
             is_given_rest: false,
+            overwritten: 0,
         };
         // Small, rare, and before anybody may rely on it: written on this thread.
         state.save(&self.states).map_err(|error| error.to_string())?;
@@ -209,7 +210,7 @@ impl Disk {
         }
         let mut partition = Partition::new(node, store, state, 0, &self.shared.config);
         if let Some(status) = self.driver.multi.status(id) {
-            partition.applying.borrow_mut().jump(status.applied);
+            partition.applying.borrow_mut().resume(status.applied);
         }
         partition.alignment = Alignment::default();
         self.partitions.insert(id, partition);

@@ -10,7 +10,7 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 use crate::store::{Checksums, ExtentStore, StoreError};
 
 use super::disk::Disk;
-use super::fetch::{Chunk, Doubt};
+use super::fetch::{Chunk, Doubt, is_lacked};
 use super::fill::{Filling, held_bytes};
 use super::metrics::Metrics;
 use super::partition::Partition;
@@ -24,6 +24,30 @@ enum Repaired {
     /// Nobody else has all of it, and nobody needs it: the extent ends before it, or others have as much of it as there
     /// is to be.
     Needless,
+}
+
+/// What becomes of a block here that nobody gives, when a snapshot is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ungiven {
+    /// It may lack overwrites, and is damaged from now on.
+    IsDamaged,
+    /// Nothing was overwritten since the last entry that was applied here: it stays, if it is whole.
+    Stays,
+}
+
+impl Ungiven {
+    /// Gives the block if it is damaged here.
+    pub fn leave(
+        self,
+        store: &ExtentStore,
+        extent: ExtentId,
+        block: u64,
+    ) -> Result<Option<u64>, StoreError> {
+        if self == Ungiven::Stays && is_whole(store, extent, block).unwrap_or(false) {
+            return Ok(None);
+        }
+        store.distrust(extent, block).map(|()| Some(block))
+    }
 }
 
 /// After a failed repair the block is left alone for so long.
@@ -63,15 +87,15 @@ impl Filling {
     }
 
     /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
-    /// a log index. A block that nobody can give now is damaged here too, as what was here may lack
+    /// a log index. A block that nobody can give now is left as it is here, or damaged here too if it may lack
     /// overwrites: what makes it whole at the leader may be in the log behind the snapshot, and the log may not
-    /// go on without this replica. Gives the blocks that were left so; they are to be repaired.
+    /// go on without this replica. Gives those that are damaged; they are to be repaired.
     pub async fn replace_all(
         &self,
         extent: ExtentId,
         length: u64,
-        leader: NodeId,
-        applied: u64,
+        (leader, applied): (NodeId, u64),
+        ungiven: Ungiven,
     ) -> Result<Vec<u64>, DataError> {
         let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
         let length = length.min(held);
@@ -106,14 +130,14 @@ impl Filling {
             end = length;
             let place = (damaged, BLOCK_BYTES.min(held.saturating_sub(damaged)));
             let chunk = self.fetch_or_leave(extent, place, applied).await?;
-            let (fence, is_left) = (chunk.fence, chunk.lost > 0);
+            let fence = chunk.fence;
             let land = move |store: &ExtentStore| match chunk.lost {
-                0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk),
-                _ => store.distrust(extent, block),
+                0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk).map(|()| None),
+                _ => ungiven.leave(store, extent, block),
             };
             // None: an overwrite came between; the block is looked at again.
-            if self.unless_overwritten(extent, fence, land).await?.is_some() {
-                left.extend(is_left.then_some(block));
+            if let Some(is_damaged) = self.unless_overwritten(extent, fence, land).await? {
+                left.extend(is_damaged);
                 from = damaged + BLOCK_BYTES;
             }
         }
@@ -142,6 +166,7 @@ impl Filling {
             {
                 return Ok(Repaired::Needless);
             }
+            self.is_lacked_by_learners(extent, block).await?;
         }
         if self.is_whole(extent, block).await? {
             return Ok(Repaired::Whole);
@@ -172,7 +197,8 @@ impl Filling {
     }
 
     /// Whether a member has the beginning of a block whole, and ends within it: that is all there is to be of it, and
-    /// the primary cuts the rest here ([`super::readable`]).
+    /// the primary cuts the rest here ([`super::readable`]). `Unsettled` if one is in doubt about its own: it decides
+    /// without this one, which is in doubt no more, and may have the block then.
     async fn is_had_in_part(
         &self,
         extent: ExtentId,
@@ -183,16 +209,30 @@ impl Filling {
         for member in members {
             match self.fetch(extent, offset, length, *member, 0).await {
                 Ok(_) => return Ok(true),
-                Err(
-                    DataError::Corrupt { .. }
-                    | DataError::Doubtful { .. }
-                    | DataError::NotHere
-                    | DataError::NoExtent,
-                ) => {}
+                Err(DataError::Doubtful { .. }) => return Err(DataError::Unsettled { block }),
+                Err(error) if is_lacked(&error) => {}
                 Err(error) => return Err(error),
             }
         }
         Ok(false)
+    }
+
+    /// `Unsettled` while one who learns may be the last one who has a block: it may have been a member before, and be
+    /// silent, behind or in doubt now.
+    async fn is_lacked_by_learners(&self, extent: ExtentId, block: u64) -> Result<(), DataError> {
+        let (offset, length) = self.held_of(extent, block).await?;
+        let (_, learners) = self.others().await?;
+        for learner in learners {
+            match self.fetch(extent, offset, length, learner, 0).await {
+                // The end of it is nowhere.
+                Ok(chunk) if chunk.length() < length => {}
+                Err(error) if is_lacked(&error) => {}
+                // It has not heard of the partition yet.
+                Err(DataError::WrongPartition) => {}
+                Ok(_) | Err(_) => return Err(DataError::Unsettled { block }),
+            }
+        }
+        Ok(())
     }
 
     /// By a member that has all of the block that is here: of a part of it there is no checksum.

@@ -18,6 +18,7 @@ use crate::store::StoreError;
 use super::disk::Disk;
 use super::fill::Filling;
 use super::gaps;
+use super::replace::Ungiven;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
@@ -74,7 +75,7 @@ impl Disk {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         // Damaged here, whether or not the rest was copied.
         left.into_iter().for_each(|(extent, block)| partition.lost.find_anew(extent, block));
-        let Copied { configuration, lacking } = match copied {
+        let Copied { configuration, lacking, overwritten } = match copied {
             Ok(copied) => copied,
             Err(error) => {
                 tracing::info!(partition = %id, %error, "the snapshot was not copied");
@@ -87,6 +88,7 @@ impl Disk {
         partition.state.lacks_overwritten |= !lacking.is_empty();
         partition.lacking.extend(lacking);
         partition.state.applied = partition.state.applied.max(index);
+        partition.state.overwritten = partition.state.overwritten.max(overwritten);
         partition.state.snapshot = Some(snapshot);
         if configuration.epoch > partition.state.configuration.epoch {
             partition.state.configuration = configuration.clone();
@@ -96,7 +98,7 @@ impl Disk {
             id,
             Box::new(move |disk| {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
-                partition.applying.borrow_mut().jump(index);
+                partition.applying.borrow_mut().jump(index, overwritten);
                 partition.is_installing = false;
                 disk.driver.multi.snapshot_installed(id, index);
                 disk.enforce(id, configuration);
@@ -110,6 +112,8 @@ struct Copied {
     configuration: Configuration,
     /// Extents that the leader has marked as overwritten, and of which bytes are missing here.
     lacking: BTreeSet<ExtentId>,
+    /// No entry behind this one that the snapshot stands for is an overwrite.
+    overwritten: u64,
 }
 
 /// Copies all overwritten extents, and learns the configuration in force at the leader. Adds to `left` the blocks
@@ -120,8 +124,9 @@ async fn copy(
     snapshot: &SnapshotDescriptor,
     left: &mut Vec<(ExtentId, u64)>,
 ) -> Result<Copied, DataError> {
-    let report = report_with_us(filling, leader).await?;
-    let configuration = report.configuration.clone();
+    let applied = filling.applied().await?;
+    let report = report_with_us(filling, leader, snapshot.position.index).await?;
+    let (configuration, overwritten) = (report.configuration.clone(), report.overwritten);
     // Whom it learns from may have been given a word once more, to be given the rest from here.
     if !report.is_given_rest {
         let (id, later, term) = (filling.partition, configuration.clone(), snapshot.position.term);
@@ -139,9 +144,14 @@ async fn copy(
         state.overwritten && own.is_none_or(|own| !own.sealed && own.length < state.length)
     };
     let lacking = led.values().filter(lacks).map(|state| state.extent).collect();
-    let gaps = gaps::find(filling, (leader, index), &report, &own, &led).await?;
+    // Who is given the rest may not know of all that was.
+    let ungiven = match overwritten <= applied && !report.is_given_rest {
+        true => Ungiven::Stays,
+        false => Ungiven::IsDamaged,
+    };
+    let gaps = gaps::find(filling, (leader, index), &report, (&own, &led), ungiven).await?;
     for state in led.values().filter(|state| state.overwritten) {
-        let blocks = copy_extent(filling, leader, state, index).await?;
+        let blocks = copy_extent(filling, leader, state, index, ungiven).await?;
         left.extend(blocks.into_iter().map(|block| (state.extent, block)));
     }
     gaps.close(filling, left).await?;
@@ -152,7 +162,7 @@ async fn copy(
         tracing::warn!(partition = %filling.partition, blocks = left.len(),
             "blocks that nobody gave did not come with the snapshot; they are repaired");
     }
-    Ok(Copied { configuration, lacking })
+    Ok(Copied { configuration, lacking, overwritten })
 }
 
 /// Gives the blocks that the leader could not give. `NotHere` if it has lost the extent since it was asked for its state.
@@ -161,6 +171,7 @@ async fn copy_extent(
     leader: NodeId,
     state: &ExtentState,
     index: u64,
+    ungiven: Ungiven,
 ) -> Result<Vec<u64>, DataError> {
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
@@ -171,7 +182,7 @@ async fn copy_extent(
         Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
-    match filling.replace_all(extent, state.length, leader, index).await {
+    match filling.replace_all(extent, state.length, (leader, index), ungiven).await {
         // Removed at the leader meanwhile.
         Err(DataError::NoExtent) => Ok(Vec::new()),
         Err(error) => {
@@ -184,17 +195,20 @@ async fn copy_extent(
 }
 
 /// The configuration that took this replica in is below the snapshot, so it does not come with the
-/// log: the leader's report is asked until it shows it.
+/// log: the leader's report is asked until it shows it. It was made a moment ago, and is to say what the log up to
+/// `index` has overwritten.
 async fn report_with_us(
     filling: &Filling,
     leader: NodeId,
+    index: u64,
 ) -> Result<DataPartitionReport, DataError> {
     let node = filling.shared.node;
     for _ in 0..REPORT_TRIES {
         let report = report_of(filling, leader).await?;
         let Configuration { epoch, members, learners, .. } = &report.configuration;
         let names_us = members.contains(&node) || learners.contains(&node);
-        if names_us && is_in_force(filling, leader, *epoch).await {
+        let knows_all = report.applied >= index;
+        if names_us && knows_all && is_in_force(filling, leader, *epoch).await {
             return Ok(report);
         }
         tokio::time::sleep(REPORT_PAUSE).await;

@@ -6,13 +6,13 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLPS"
-//!      4    4 format, 4
+//!      4    4 format, 5
 //!      8    4 CRC32C of all else
 //!     12    . the state, encoded
 //! ```
 //!
 //! In format 1 the checksum covered the state alone; up to format 2 the state ended before `configured`, in format 3
-//! before `lacks_overwritten`.
+//! before `lacks_overwritten`, in format 4 before `overwritten`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,12 +28,8 @@ use serde::{Deserialize, Serialize};
 use crate::store::is_shortage;
 
 const MAGIC: [u8; 4] = *b"MLPS";
-const FORMAT: u32 = 4;
-/// Its states are shorter.
-const THIRD_FORMAT: u32 = 3;
-/// Its states are shorter still.
-const SECOND_FORMAT: u32 = 2;
-/// So are its states, and their checksum covers less.
+const FORMAT: u32 = 5;
+/// In this one the checksum covers less.
 const FIRST_FORMAT: u32 = 1;
 const HEADER_BYTES: usize = 12;
 
@@ -63,6 +59,8 @@ pub(crate) struct PartitionState {
     pub lacks_overwritten: bool,
     /// It goes on alone, and is given by its learner what it never had (docs/decisions/0007). Until the two have been compared.
     pub is_given_rest: bool,
+    /// No entry of the log behind this index and up to `applied` is an overwrite.
+    pub overwritten: u64,
 }
 
 /// Where the state of a partition lies.
@@ -94,17 +92,21 @@ impl PartitionState {
         if word(0) != MAGIC {
             return Err(BadState::Version);
         }
-        let state = if is_of(FORMAT) {
-            milpa_wire::decode(body)
-        } else if is_of(THIRD_FORMAT) {
-            milpa_wire::decode(&[body, &milpa_wire::encode(&(false, false))].concat())
-        } else if is_of(FIRST_FORMAT) || is_of(SECOND_FORMAT) {
-            let missing = milpa_wire::encode(&(LogPosition::default(), false, false));
-            milpa_wire::decode(&[body, &missing].concat())
-        } else {
-            return Err(BadState::Version);
+        let format = (FIRST_FORMAT..=FORMAT).find(|format| is_of(*format));
+        // What the state did not have yet.
+        let missing = match format.ok_or(BadState::Version)? {
+            1 | 2 => milpa_wire::encode(&(LogPosition::default(), false, false, 0_u64)),
+            3 => milpa_wire::encode(&(false, false, 0_u64)),
+            4 => milpa_wire::encode(&0_u64),
+            _ => Vec::new(),
         };
-        state.map_err(|_| BadState::Version)
+        let state = milpa_wire::decode(&[body, &missing].concat());
+        let mut state: PartitionState = state.map_err(|_| BadState::Version)?;
+        if !is_of(FORMAT) {
+            // Any may be one.
+            state.overwritten = state.applied;
+        }
+        Ok(state)
     }
 }
 
@@ -191,6 +193,7 @@ mod tests {
             configured: LogPosition { term: 2, index: 90 },
             lacks_overwritten: true,
             is_given_rest: false,
+            overwritten: 80,
         }
     }
 
@@ -231,7 +234,7 @@ mod tests {
         load_all(directory.path()).unwrap_err();
         std::fs::remove_file(directory.path().join("8")).unwrap();
         let mut newer = state().encode();
-        newer[4] = 5;
+        newer[4] = 6;
         let crc = crc32c_of(&[&newer[..8], &newer[12..]]);
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
         std::fs::write(&path, newer).unwrap();

@@ -177,6 +177,7 @@ impl Disk {
     fn report(&self, partition: &Partition) -> DataPartitionReport {
         let (alignment, extents) = (&partition.alignment, partition.store.extent_count());
         let known = alignment.unaligned + alignment.broken.len() as u64;
+        let applying = partition.applying.borrow();
         let is_asked = partition.leads() && !partition.configuration.learners.is_empty();
         let status = is_asked.then(|| self.driver.multi.status(partition.id)).flatten();
         DataPartitionReport {
@@ -186,6 +187,8 @@ impl Disk {
             leader: partition.leader,
             term: partition.term,
             allocated_bytes: partition.allocated_bytes,
+            applied: applying.applied(),
+            overwritten: applying.overwritten(),
             lacks_overwritten: partition.state.lacks_overwritten,
             is_given_rest: partition.state.is_given_rest,
             extents,

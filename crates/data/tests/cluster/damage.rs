@@ -480,6 +480,34 @@ fn a_node_that_is_started_again_knows_what_is_damaged_there() {
     });
 }
 
+/// Simulation, seed 452847: a block had rotted at the members, and a third one came back for which the log was too short. It
+/// copied a snapshot, and gave up the last good copy, though nothing had been overwritten while it was away.
+#[test]
+fn who_has_missed_no_overwrite_keeps_a_block_that_nobody_gives() {
+    run(async |cluster| {
+        let members = [1, 2];
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..3_000]).await;
+        // All have written down that they have applied it.
+        let epoch = cluster.configure_until_trimmed(&[1, 2, 3], 1).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.configure(configuration(epoch + 1, &members), &members).await;
+        cluster.kill_nodes(&[1, 2, 3]).await;
+        for node in members {
+            cluster.start_node_without_scrub(node).await;
+        }
+        let epoch = cluster.configure_until_trimmed(&members, epoch + 1).await;
+        for node in members {
+            cluster.rot_extent(node, extent, 200_000);
+        }
+        cluster.start_node(3).await;
+        cluster.configure(learning(epoch + 1, &members, 3), &members).await;
+        all_have_block_48(cluster, extent, &bytes).await;
+    });
+}
+
 /// An extent of which block 48 has rotted at node 1. Node 2 is back, and has missed overwrites of other blocks; node 3 is away.
 async fn leave_the_last_copy_at_node_3(cluster: &mut nodes::Cluster) -> (ExtentId, Vec<u8>) {
     let bytes = pattern(1, 300_000);

@@ -12,31 +12,40 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Dispatch, Event, Level, Metadata, Subscriber};
 
 use crate::damage::{grown, put_back};
-use crate::nodes::{self, Cluster, PARTITION, configuration, pattern};
+use crate::nodes::{self, Cluster, PARTITION, configuration, learning, pattern};
 use crate::run;
 
 const ALL: [u32; 3] = [1, 2, 3];
 
-/// Counts how often the nodes of a test say that a block is lost: each time the metric grows, which all tests of
-/// this process share.
-struct Told(Arc<AtomicU64>);
+/// Each time the metric grows, which all tests of this process share.
+const IS_LOST: &str = "bytes are damaged on every replica";
+const IS_NOT_REPAIRED: &str = "block not repaired yet";
+
+/// Counts how often the nodes of a test say a thing.
+#[derive(Clone)]
+struct Told(&'static str, Arc<AtomicU64>);
+
+impl Told {
+    fn count(&self) -> u64 {
+        self.1.load(Ordering::Relaxed)
+    }
+}
 
 impl Visit for Told {
     fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        if field.name() == "message" && format!("{value:?}") == "bytes are damaged on every replica"
-        {
-            self.0.fetch_add(1, Ordering::Relaxed);
+        if field.name() == "message" && format!("{value:?}") == self.0 {
+            self.1.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
 impl Subscriber for Told {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        *metadata.level() == Level::ERROR
+        [Level::ERROR, Level::DEBUG].contains(metadata.level())
     }
 
     fn event(&self, event: &Event<'_>) {
-        event.record(&mut Told(Arc::clone(&self.0)));
+        event.record(&mut self.clone());
     }
 
     fn new_span(&self, _span: &Attributes<'_>) -> Id {
@@ -85,10 +94,19 @@ async fn rotten_everywhere(cluster: &mut Cluster) -> ExtentId {
 type Answers = Vec<Result<DataAnswer, DataError>>;
 
 async fn flush(cluster: &Cluster, epoch: u64, extent: ExtentId, length: u64) -> Answers {
-    let (epoch, extents) = (Epoch(epoch), vec![(extent, length)]);
+    flush_at(&ALL, cluster, epoch, (extent, length)).await
+}
+
+async fn flush_at(
+    nodes: &[u32],
+    cluster: &Cluster,
+    epoch: u64,
+    extent: (ExtentId, u64),
+) -> Answers {
+    let (epoch, extents) = (Epoch(epoch), vec![extent]);
     let request = DataRequest::Flush { partition: PARTITION, epoch, extents };
     let mut answers = Vec::new();
-    for node in ALL {
+    for &node in nodes {
         let asked = cluster.ask(&cluster.as_client, node, &request, Bytes::new());
         answers.push(asked.await.map(|(answer, _)| answer));
     }
@@ -124,6 +142,43 @@ fn a_flush_says_which_blocks_are_lost() {
             cluster.start_node_without_scrub(node).await;
         }
         flushes_but_for(cluster, 2, extent, 12).await;
+    });
+}
+
+/// Simulation, seed 452847: a block had rotted at both members. A learner had it whole, and was not ready to give it: the
+/// members called it lost, and the next fsync cut it from its file.
+#[test]
+fn a_block_is_not_lost_while_a_learner_does_not_say_that_it_lacks_it() {
+    let in_vain = Told(IS_NOT_REPAIRED, Arc::default());
+    let _guard = tracing::dispatcher::set_default(&Dispatch::new(in_vain.clone()));
+    run(async |cluster| {
+        let members = [1, 2];
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(learning(2, &members, 3), &members).await;
+        cluster.equal_digests(&ALL, 1).await;
+        cluster.kill_node(3).await;
+        for node in members {
+            cluster.rot_extent(node, extent, 50_000);
+        }
+        nodes::until("both have looked for the block more than twice", async || {
+            let flushed = flush_at(&members, cluster, 2, (extent, 300_000)).await;
+            let lost = |answer: &_| matches!(answer, Ok(DataAnswer::DoneBut { .. }));
+            assert!(!flushed.iter().any(lost), "{flushed:?}");
+            (in_vain.count() >= 10).then_some(())
+        })
+        .await;
+        cluster.start_node(3).await;
+        nodes::until("the block is whole", async || {
+            let flushed = flush_at(&members, cluster, 2, (extent, 300_000)).await;
+            flushed.iter().all(|answer| *answer == Ok(DataAnswer::Done)).then_some(())
+        })
+        .await;
+        for node in members {
+            let read = cluster.read(node, extent, 0..300_000, false).await;
+            assert!(read.as_deref() == Ok(&bytes[..]), "node {node}: {:?}", read.err());
+        }
     });
 }
 
@@ -216,9 +271,9 @@ fn a_part_of_a_lost_block_is_not_overwritten() {
 /// nowhere, and counted again, with an ERROR line each time.
 #[test]
 fn a_lost_block_is_counted_once_by_each_node_over_epochs_and_restarts() {
-    let count = Arc::new(AtomicU64::new(0));
-    let told = || count.load(Ordering::Relaxed);
-    let _guard = tracing::dispatcher::set_default(&Dispatch::new(Told(Arc::clone(&count))));
+    let told = Told(IS_LOST, Arc::default());
+    let _guard = tracing::dispatcher::set_default(&Dispatch::new(told.clone()));
+    let told = || told.count();
     run(async |cluster| {
         let extent = rotten_everywhere(cluster).await;
         for epoch in 2..6 {

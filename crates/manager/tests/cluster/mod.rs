@@ -368,6 +368,8 @@ impl FakeNode {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    applied: 0,
+                    overwritten: 0,
                     lacks_overwritten: false,
                     is_given_rest: false,
                     current: Vec::new(),

@@ -259,6 +259,16 @@ impl Cluster {
         }
     }
 
+    /// The same without an overwrite. Gives the epoch.
+    pub async fn configure_until_trimmed(&self, members: &[u32], from: u64) -> u64 {
+        let (started, mut epoch) = (Instant::now(), from);
+        while started.elapsed() < LOG_TRIMMED_AFTER {
+            epoch += 1;
+            self.configure(configuration(epoch, members), members).await;
+        }
+        epoch
+    }
+
     /// The same where they are not acknowledged, as a member is away that has not marked the extent.
     pub async fn overwrite_in_vain_until_trimmed(
         &self,

@@ -196,6 +196,8 @@ impl World {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    applied: 0,
+                    overwritten: 0,
                     lacks_overwritten: false,
                     is_given_rest: false,
                     current: Vec::new(),
