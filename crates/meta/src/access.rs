@@ -43,7 +43,7 @@ pub fn may_touch(role: Role, proven: Option<VolumeId>, volume: VolumeId) -> bool
 mod tests {
     use super::*;
     use milpa_types::{
-        InodeId, MetaSlot, NodeId, PartitionId, SessionId, Timestamp, VolumeOptions,
+        Deletion, InodeId, MetaSlot, NodeId, PartitionId, SessionId, Timestamp, VolumeOptions,
     };
     use milpa_wire::check::{MetaCheck, MetaRepair};
     use milpa_wire::meta::{
@@ -80,7 +80,7 @@ mod tests {
             (MetaRequest::Participate { partition, operation, now, step: Step::Inquire }, "meta"),
             (MetaRequest::OfferExtents { partition, offers: Vec::new() }, "data"),
             (MetaRequest::CreatePartition(create), "manager"),
-            (MetaRequest::DeletePartition { partition }, "manager"),
+            (MetaRequest::DeletePartition { partition, deletion: Deletion::Any }, "manager"),
             (MetaRequest::Split { partition, end: InodeId(9) }, "manager"),
             (MetaRequest::FetchSnapshot { partition, index: 1, offset: 0 }, "meta"),
             (MetaRequest::Report, "manager admin"),

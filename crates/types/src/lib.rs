@@ -4,6 +4,7 @@
 //! protocol: what travels between processes is composed of these types in `milpa-wire`.
 
 mod attributes;
+mod deletion;
 mod error;
 mod ids;
 mod layout;
@@ -11,6 +12,7 @@ mod name;
 mod topology;
 
 pub use attributes::{AttributeChanges, Attributes, FileKind, NewTime, Timestamp, without_set_id};
+pub use deletion::Deletion;
 pub use error::{DataError, ManagerError, MetaError, Next};
 pub use ids::{
     ClusterId, DiskId, Epoch, ExtentId, INODES_PER_PARTITION, InodeId, Life, MetaSlot, NodeId,

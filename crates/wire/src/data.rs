@@ -5,8 +5,8 @@
 //! client's buffer, checked by every receiver before it answers, and returned with reads.
 
 use milpa_types::{
-    DataError, DiskId, Epoch, ExtentId, FreedRange, InodeId, NodeId, PartitionId, SessionId,
-    VolumeId,
+    DataError, Deletion, DiskId, Epoch, ExtentId, FreedRange, InodeId, NodeId, PartitionId,
+    SessionId, VolumeId,
 };
 use serde::{Deserialize, Serialize};
 
@@ -98,10 +98,12 @@ pub enum DataRequest {
     },
     /// From the manager: hold a replica of a new partition.
     CreatePartition(CreateDataPartition),
-    /// From the manager: drop the replica of a deleted volume's partition.
+    /// From the manager: drop a replica. `Busy` if another one is there than is meant.
     DeletePartition {
-        /// Which.
+        /// Of which partition.
         partition: PartitionId,
+        /// Which replica.
+        deletion: Deletion,
     },
     /// From the manager to the Raft leader: commit this configuration in the partition's group.
     Configure {
@@ -427,6 +429,8 @@ pub struct DataPartitionReport {
     pub extents: u64,
     /// Extents whose replicas are not known to be equal: waiting for alignment or repair.
     pub unaligned: u64,
+    /// The last entry of its log; none if it takes no part.
+    pub log_end: Option<u64>,
     /// All entries of the log up to this index are applied.
     pub applied: u64,
     /// No entry behind this index and up to `applied` is an overwrite.

@@ -1,8 +1,8 @@
 //! Messages to and between meta nodes.
 
 use milpa_types::{
-    AttributeChanges, Attributes, ExtentId, FileKind, FreedRange, InodeId, MetaError, MetaSlot,
-    Name, NodeId, PartitionId, Segment, SessionId, Timestamp, VolumeId, VolumeOptions,
+    AttributeChanges, Attributes, Deletion, ExtentId, FileKind, FreedRange, InodeId, MetaError,
+    MetaSlot, Name, NodeId, PartitionId, Segment, SessionId, Timestamp, VolumeId, VolumeOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -85,10 +85,12 @@ pub enum MetaRequest {
     },
     /// From the manager: hold a replica of a new partition.
     CreatePartition(CreateMetaPartition),
-    /// From the manager: drop the replica of a deleted volume's partition.
+    /// From the manager: drop a replica. `Busy` if another one is there than is meant.
     DeletePartition {
-        /// Which.
+        /// Of which partition.
         partition: PartitionId,
+        /// Which replica.
+        deletion: Deletion,
     },
     /// From the manager: CFS's split task (Algorithm 1). The partition takes no new inodes.
     Split {
@@ -648,6 +650,8 @@ pub struct MetaPartitionReport {
     pub term: u64,
     /// Applied log index.
     pub applied: u64,
+    /// The last entry of its log; none if it takes no part.
+    pub log_end: Option<u64>,
     /// Counts.
     pub statistics: MetaStatistics,
     /// Who votes in the group, as far as this replica knows.

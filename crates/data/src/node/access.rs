@@ -46,7 +46,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::Freed { partition, .. }
         | R::Licence { partition, .. }
         | R::Returned { partition, .. }
-        | R::DeletePartition { partition }
+        | R::DeletePartition { partition, .. }
         | R::Configure { partition, .. }
         | R::Digest { partition, .. } => Some(*partition),
         R::Free { .. } | R::Report | R::SetRelaxed { .. } | R::Probe => None,
@@ -55,6 +55,8 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
 
 #[cfg(test)]
 mod tests {
+    use milpa_types::Deletion;
+
     use super::*;
 
     #[test]
@@ -65,7 +67,7 @@ mod tests {
             &DataRequest::Flush { partition, epoch: milpa_types::Epoch(1), extents: vec![] }
         ));
         for request in [
-            DataRequest::DeletePartition { partition },
+            DataRequest::DeletePartition { partition, deletion: Deletion::Any },
             DataRequest::Free { ranges: vec![] },
             DataRequest::Report,
             DataRequest::Probe,
@@ -73,6 +75,9 @@ mod tests {
         ] {
             assert!(!is_allowed(Role::Client, &request), "{request:?}");
         }
-        assert!(!is_allowed(Role::Meta, &DataRequest::DeletePartition { partition }));
+        assert!(!is_allowed(
+            Role::Meta,
+            &DataRequest::DeletePartition { partition, deletion: Deletion::Any }
+        ));
     }
 }

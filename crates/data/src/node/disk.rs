@@ -278,7 +278,10 @@ impl Disk {
 
     /// The partition, if it is here and in service.
     pub fn partition(&mut self, id: PartitionId) -> Result<&mut Partition, DataError> {
-        let partition = self.partitions.get_mut(&id).ok_or(DataError::WrongPartition)?;
+        // Of a replica that could not be opened nothing is known: it may have what others lack.
+        let closed = self.damaged.contains(&id);
+        let absent = if closed { DataError::DiskFailed } else { DataError::WrongPartition };
+        let partition = self.partitions.get_mut(&id).ok_or(absent)?;
         if partition.broken.is_some() { Err(DataError::DiskFailed) } else { Ok(partition) }
     }
 

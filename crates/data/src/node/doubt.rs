@@ -69,16 +69,6 @@ impl Filling {
         found.ok_or(DataError::WrongPartition)
     }
 
-    /// All entries of the log up to this index are applied here.
-    pub(super) async fn applied(&self) -> Result<u64, DataError> {
-        let partition = self.partition;
-        let look = move |disk: &mut Disk| {
-            Some(disk.partitions.get(&partition)?.applying.borrow().applied())
-        };
-        let applied = self.shared.ask_disk(self.disk, look).await.flatten();
-        applied.ok_or(DataError::WrongPartition)
-    }
-
     async fn ask_in_doubt(
         &self,
         extent: ExtentId,

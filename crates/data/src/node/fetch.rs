@@ -18,6 +18,8 @@ pub(super) const FETCH_WAIT: Duration = Duration::from_secs(10);
 /// A source that is behind is asked again after this pause, and so many times.
 pub(super) const BEHIND_PAUSE: Duration = Duration::from_millis(50);
 const BEHIND_MAX: u32 = 200;
+/// The same where nothing else is asked meanwhile.
+const BUSY_MAX: u32 = 40;
 /// A block that may be whole soon is waited for so many times.
 const UNSETTLED_MAX: u32 = 20;
 
@@ -78,9 +80,11 @@ impl Filling {
                         unsettled = Some(error);
                         behind.push(source);
                     }
-                    Err(DataError::Doubtful { .. })
+                    // It may wait for this one, which cannot read its own.
+                    Err(DataError::Doubtful { block })
                         if doubt == Doubt::Waits && source < self.shared.node =>
                     {
+                        unsettled = Some(DataError::Unsettled { block });
                         behind.push(source);
                     }
                     Err(error) => refusals.push(error),
@@ -94,6 +98,22 @@ impl Filling {
             }
             left = behind;
             tokio::time::sleep(BEHIND_PAUSE).await;
+        }
+        Err(DataError::Busy)
+    }
+
+    /// From one source, which is asked again for a while if it is a moment behind in the log.
+    pub(super) async fn fetch_patiently(
+        &self,
+        extent: ExtentId,
+        (offset, length): (u64, u64),
+        source: NodeId,
+    ) -> Result<Chunk, DataError> {
+        for _ in 0..BUSY_MAX {
+            match self.fetch(extent, offset, length, source, 0).await {
+                Err(DataError::Busy) => tokio::time::sleep(BEHIND_PAUSE).await,
+                fetched => return fetched,
+            }
         }
         Err(DataError::Busy)
     }
@@ -154,14 +174,6 @@ impl Filling {
         if !is_lost {
             return Err(DataError::Doubtful { block: offset / BLOCK_BYTES });
         }
-        let partition = self.partition;
-        // Who looks for it tells whether it is lost.
-        let find = move |disk: &mut Disk| {
-            if let Some(partition) = disk.partitions.get_mut(&partition) {
-                partition.lost.find(extent, offset / BLOCK_BYTES);
-            }
-        };
-        self.shared.ask_disk(self.disk, find).await;
         Ok(Chunk::without(length, fence))
     }
 

@@ -94,7 +94,7 @@ impl Filling {
             if held >= RELEASE_BEHIND && releases.is_none() {
                 releases = Some(!self.has_freed(extent, source).await?);
             }
-            let fence = chunk.fence;
+            let (fence, lost) = (chunk.fence, chunk.lost > 0);
             let land = move |store: &ExtentStore| {
                 let end = append_chunk(store, extent, held, &chunk)?;
                 if releases == Some(true) {
@@ -104,12 +104,26 @@ impl Filling {
             };
             // None: an overwrite came between, the chunk may lack it.
             if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
+                if lost {
+                    self.look_for(extent, held / BLOCK_BYTES).await;
+                }
                 held = now_held;
             }
             drop(turn);
             self.shared.throttle_repair(self.disk, got).await;
         }
         Ok(())
+    }
+
+    /// A block came as damaged. Who looks for it tells whether it is lost.
+    async fn look_for(&self, extent: ExtentId, block: u64) {
+        let partition = self.partition;
+        let find = move |disk: &mut Disk| {
+            if let Some(partition) = disk.partitions.get_mut(&partition) {
+                partition.lost.find_anew(extent, block);
+            }
+        };
+        self.shared.ask_disk(self.disk, find).await;
     }
 
     /// Seals what has all its bytes, and flushes it.

@@ -22,7 +22,7 @@ use super::fill::Filling;
 use super::freed::FreedRanges;
 use super::held::States;
 use super::readable::promised;
-use super::replace::{Ungiven, replace_chunk};
+use super::replace::replace_chunk;
 
 /// All members that are silent or behind are waited for so long, in all.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -55,8 +55,6 @@ pub(super) struct Gaps {
     deadline: Instant,
     /// Without a source that falls silent the copy is begun anew.
     are_two: bool,
-    /// What nobody gives.
-    ungiven: Ungiven,
 }
 
 /// Compares what is here (`own`) with what the leader has (`led`), and asks the other members about the rest.
@@ -64,15 +62,15 @@ pub(super) async fn find(
     filling: &Filling,
     (leader, index): (NodeId, u64),
     report: &DataPartitionReport,
-    (own, led): (&States, &States),
-    ungiven: Ungiven,
+    own: &States,
+    led: &States,
 ) -> Result<Gaps, DataError> {
     let (mut gaps, mut sources) = (Vec::new(), Vec::new());
     let configuration = &report.configuration;
     let deadline = Instant::now() + PATIENCE;
     if report.is_given_rest {
         // It never had what it lacks, and waits for it to come from here (docs/decisions/0007).
-        return Ok(Gaps { gaps, sources, index, deadline, are_two: false, ungiven });
+        return Ok(Gaps { gaps, sources, index, deadline, are_two: false });
     }
     let end = |extent| led.get(extent).map_or(0, |state| state.length);
     let longer = own.iter().filter(|(extent, state)| state.length > end(extent));
@@ -120,7 +118,7 @@ pub(super) async fn find(
             "the leader lacks too much, and a member that may have it is silent: waiting for it");
         return Err(DataError::Busy);
     }
-    Ok(Gaps { gaps, sources, index, deadline, are_two, ungiven })
+    Ok(Gaps { gaps, sources, index, deadline, are_two })
 }
 
 /// What may have been overwritten of that which is here and not at the leader: what is known to have been on all
@@ -177,11 +175,10 @@ impl Gaps {
         while at < gap.until {
             let block = at / BLOCK_BYTES;
             let chunk = self.fetch(filling, gap, at).await?;
-            let (fence, lost, got) = (chunk.fence, chunk.lost, chunk.length() + chunk.lost);
-            let ungiven = self.ungiven;
+            let (fence, lost, got) = (chunk.fence, chunk.lost, chunk.length());
             let land = move |store: &ExtentStore| match lost {
                 0 => land_or_distrust(store, extent, at, &chunk),
-                _ => ungiven.leave(store, extent, block),
+                _ => store.distrust(extent, block).map(|()| Some(block)),
             };
             // None: an overwrite came between, the same again.
             if let Some(distrusted) = filling.unless_overwritten(extent, fence, land).await? {

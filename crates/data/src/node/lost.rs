@@ -20,6 +20,8 @@ const REPAIRS_UNTIL_LOST: u32 = 2;
 /// Pauses between repairs: the first one, and the longest one.
 const PAUSE_MIN_MS: u64 = 500;
 const PAUSE_MAX_MS: u64 = 8_000;
+/// The longest one while somebody may be about to have the block: an fsync waits for it.
+const WAIT_MAX_MS: u64 = 2_000;
 /// What was found out about a lost block holds for a flush for so long: with more of them than can be looked for within
 /// that, it is refused.
 const FRESH_MS: u64 = 20_000;
@@ -43,7 +45,7 @@ struct Damage {
     repairs: u32,
     /// Whether the last one found that the extent is to end before it.
     is_needless: bool,
-    /// Repairs that have found that another member cannot read it either, and may yet.
+    /// Repairs that have found that somebody else may have it, and cannot give it yet.
     waits: u32,
     /// When the last one ended.
     found_ms: u64,
@@ -112,10 +114,13 @@ impl LostBlocks {
         });
     }
 
-    /// Another member cannot read a block either now, and may be able to later.
-    pub fn wait(&mut self, extent: ExtentId, block: u64) {
+    /// Somebody else may have a block, and cannot give it now: it is silent, in doubt, or cannot read it.
+    pub fn wait(&mut self, extent: ExtentId, block: u64, now_ms: u64) {
         self.change((extent, block), |damage| {
             damage.is_looked_for_anew();
+            let doublings = damage.waits.min(16);
+            let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << doublings).min(WAIT_MAX_MS);
+            damage.rests_until_ms = now_ms.saturating_add(pause_ms);
             damage.waits = damage.waits.saturating_add(1);
         });
     }
@@ -219,12 +224,7 @@ impl LostBlocks {
         })
     }
 
-    /// Whether no other member has all that is here of a block, needed or not.
-    pub fn is_nowhere(&self, extent: ExtentId, block: u64) -> bool {
-        self.blocks.get(&(extent, block)).is_some_and(Damage::is_found_nowhere)
-    }
-
-    /// All such blocks.
+    /// All blocks of which no other member has all that is here, needed or not.
     pub fn all_nowhere(&self) -> impl Iterator<Item = (ExtentId, u64)> {
         let all = self.blocks.iter().filter(|(_, damage)| damage.is_found_nowhere());
         all.map(|(place, _)| *place)
@@ -263,6 +263,14 @@ impl LostBlocks {
     pub fn rests(&self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
         self.blocks.get(&(extent, block)).is_some_and(|damage| now_ms < damage.rests_until_ms)
     }
+
+    /// Open blocks that may be looked for now: those first that have waited longest for that.
+    pub fn due(&self, now_ms: u64) -> Vec<Place> {
+        let since = |place| self.blocks.get(&place).map_or(0, |damage| damage.rests_until_ms);
+        let mut due: Vec<Place> = self.open().filter(|place| since(*place) <= now_ms).collect();
+        due.sort_by_key(|place| since(*place));
+        due
+    }
 }
 
 #[cfg(test)]
@@ -292,14 +300,32 @@ mod tests {
     #[test]
     fn nobody_is_told_for_long_to_wait_for_a_disk() {
         let mut lost = LostBlocks::default();
-        lost.wait(EXTENT, 9);
+        lost.wait(EXTENT, 9, 0);
         assert!(lost.may_be_read(EXTENT, 9));
         lost.doubt_all();
-        lost.wait(EXTENT, 9);
+        lost.wait(EXTENT, 9, 0);
         assert!(!lost.may_be_read(EXTENT, 9) && lost.may_be_read(EXTENT, 8));
         assert!(!lost.contains(EXTENT, 9), "others may have it");
         lost.remove(EXTENT, 9);
         assert!(lost.may_be_read(EXTENT, 9));
+    }
+
+    /// Found by a reader: with more blocks that a silent learner may have than are looked for at the same time, others never had
+    /// their turn.
+    #[test]
+    fn who_waits_longest_comes_first_and_what_somebody_may_have_waits_a_little() {
+        let mut lost = LostBlocks::default();
+        for block in 0..3 {
+            lost.find(EXTENT, block);
+        }
+        lost.wait(EXTENT, 0, 1_000);
+        lost.wait(EXTENT, 1, 900);
+        assert_eq!(lost.due(1_399), [(EXTENT, 2)]);
+        assert_eq!(lost.due(1_500), [(EXTENT, 2), (EXTENT, 1), (EXTENT, 0)]);
+        for _ in 0..10 {
+            lost.wait(EXTENT, 0, 10_000);
+        }
+        assert!(lost.rests(EXTENT, 0, 11_999) && !lost.rests(EXTENT, 0, 12_000));
     }
 
     #[test]

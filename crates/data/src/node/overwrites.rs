@@ -317,7 +317,12 @@ impl Disk {
             tracing::warn!(partition = %id, %error, "the log was not trimmed: a flush failed");
             return;
         }
-        partition.state.applied = partition.state.applied.max(index);
+        if partition.state.applied > index {
+            // A snapshot has come meanwhile, and stands for more.
+            partition.checkpoint.is_running = false;
+            return;
+        }
+        partition.state.applied = index;
         partition.state.overwritten = partition.applying.borrow().overwritten();
         if !came.is_empty() && has_come(partition) {
             partition.lacking.retain(|extent| !came.contains(extent));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use milpa_host::disk as files;
 use milpa_host::rpc::Reply;
 use milpa_raft::{GroupStart, LogPosition, Role as RaftRole};
-use milpa_types::{DataError, NodeId, PartitionId, VolumeId};
+use milpa_types::{DataError, Deletion, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::{Configuration, CreateDataPartition};
 use tokio::sync::oneshot::{Receiver, channel};
 
@@ -273,8 +273,18 @@ impl Disk {
     }
 
     /// The volume was deleted, or the replica is too many. Answered when the files are gone.
-    pub fn delete_partition(&mut self, id: PartitionId, reply: Reply) {
+    pub fn delete_partition(&mut self, id: PartitionId, deletion: Deletion, reply: Reply) {
         if self.wiping.contains(&id) {
+            return answer(reply, Err(DataError::Busy));
+        }
+        if self.partitions.get(&id).is_some_and(|partition| partition.saving.is_running) {
+            // Until then it may have become another one.
+            let again = move |disk: &mut Disk| disk.delete_partition(id, deletion, reply);
+            return self.save_state(id, Box::new(again));
+        }
+        let log_end = self.driver.multi.status(id).map(|status| status.last_index);
+        if !deletion.is_of(log_end) {
+            tracing::warn!(partition = %id, ?deletion, ?log_end, "the replica to delete was another one");
             return answer(reply, Err(DataError::Busy));
         }
         self.wipe_replica(id, move |_, wiped| {

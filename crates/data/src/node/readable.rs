@@ -16,12 +16,9 @@ use crate::store::{ExtentStore, StoreError};
 
 use super::align::Run;
 use super::disk::Disk;
-use super::fetch::BEHIND_PAUSE;
 
 /// Bytes read at once.
 const READ_BYTES: u64 = 256 << 10;
-/// How often who is a moment behind in the log is asked again.
-const BUSY_MAX: u32 = 40;
 
 impl Run {
     /// What the members claim, without what they cannot read and need not have.
@@ -163,13 +160,7 @@ impl Run {
         if node == self.node {
             return self.read_here(extent, at, wanted).await;
         }
-        for _ in 0..BUSY_MAX {
-            match self.filling.fetch(extent, at, wanted, node, 0).await {
-                Err(DataError::Busy) => tokio::time::sleep(BEHIND_PAUSE).await,
-                read => return read.map(|chunk| chunk.length()),
-            }
-        }
-        Err(DataError::Busy)
+        self.filling.fetch_patiently(extent, (at, wanted), node).await.map(|chunk| chunk.length())
     }
 
     /// As others are answered: a disk that failed to read once, or a log that is being repeated, decides nothing.
@@ -184,22 +175,22 @@ impl Run {
         match self.filling.on_extent(extent, read).await? {
             Ok(0) => Err(DataError::NotHere),
             Ok(got) => Ok(got),
-            Err(block) if self.is_lost_here(extent, block).await => {
+            Err(block) if self.is_given_up(extent, block).await => {
                 Err(DataError::Corrupt { block })
             }
             Err(_) => Err(DataError::Busy),
         }
     }
 
-    /// Whether a block that this disk cannot read is known to be nowhere else. If not, that is found out.
-    async fn is_lost_here(&self, extent: ExtentId, block: u64) -> bool {
+    /// Whether a block that this disk cannot read is not to be waited for any more. If not, it is looked for elsewhere.
+    async fn is_given_up(&self, extent: ExtentId, block: u64) -> bool {
         let id = self.filling.partition;
         let look = move |disk: &mut Disk| {
-            let lost = disk.partitions.get(&id)?.lost.is_nowhere(extent, block);
-            if !lost {
+            let given_up = !disk.partitions.get(&id)?.lost.may_be_read(extent, block);
+            if !given_up {
                 disk.repair_block(id, extent, block);
             }
-            Some(lost)
+            Some(given_up)
         };
         self.filling.shared.ask_disk(self.filling.disk, look).await.flatten().unwrap_or(false)
     }

@@ -26,28 +26,14 @@ enum Repaired {
     Needless,
 }
 
-/// What becomes of a block here that nobody gives, when a snapshot is copied.
+/// What those who learn have of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ungiven {
-    /// It may lack overwrites, and is damaged from now on.
-    IsDamaged,
-    /// Nothing was overwritten since the last entry that was applied here: it stays, if it is whole.
-    Stays,
-}
-
-impl Ungiven {
-    /// Gives the block if it is damaged here.
-    pub fn leave(
-        self,
-        store: &ExtentStore,
-        extent: ExtentId,
-        block: u64,
-    ) -> Result<Option<u64>, StoreError> {
-        if self == Ungiven::Stays && is_whole(store, extent, block).unwrap_or(false) {
-            return Ok(None);
-        }
-        store.distrust(extent, block).map(|()| Some(block))
-    }
+enum Learners {
+    /// It came from one of them.
+    Gave,
+    /// One of them is silent, behind or in doubt: it may have been a member before, and be the last one who has it.
+    MayHave,
+    Lack,
 }
 
 /// After a failed repair the block is left alone for so long.
@@ -87,7 +73,7 @@ impl Filling {
     }
 
     /// As [`replace`](Filling::replace), of what is here of an extent's first `length` bytes, by the leader's as of
-    /// a log index. A block that nobody can give now is left as it is here, or damaged here too if it may lack
+    /// a log index. A block that nobody can give now stays as it is, or is damaged here too if this replica may lack
     /// overwrites: what makes it whole at the leader may be in the log behind the snapshot, and the log may not
     /// go on without this replica. Gives those that are damaged; they are to be repaired.
     pub async fn replace_all(
@@ -95,7 +81,7 @@ impl Filling {
         extent: ExtentId,
         length: u64,
         (leader, applied): (NodeId, u64),
-        ungiven: Ungiven,
+        may_lack: bool,
     ) -> Result<Vec<u64>, DataError> {
         let held = self.on_extent(extent, move |store| held_bytes(store, extent)).await?;
         let length = length.min(held);
@@ -133,7 +119,8 @@ impl Filling {
             let fence = chunk.fence;
             let land = move |store: &ExtentStore| match chunk.lost {
                 0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk).map(|()| None),
-                _ => ungiven.leave(store, extent, block),
+                _ if may_lack => store.distrust(extent, block).map(|()| Some(block)),
+                _ => is_whole(store, extent, block).map(|is_whole| (!is_whole).then_some(block)),
             };
             // None: an overwrite came between; the block is looked at again.
             if let Some(is_damaged) = self.unless_overwritten(extent, fence, land).await? {
@@ -154,7 +141,8 @@ impl Filling {
     ) -> Result<Repaired, DataError> {
         let replaced = self.replace_block(extent, block, sources).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
-            if self.replace_by_learners(extent, block).await? {
+            let learners = self.replace_by_learners(extent, block).await?;
+            if learners == Learners::Gave {
                 return Ok(Repaired::Whole);
             }
             match self.settle_doubt(extent, block, sources).await {
@@ -166,7 +154,9 @@ impl Filling {
             {
                 return Ok(Repaired::Needless);
             }
-            self.is_lacked_by_learners(extent, block).await?;
+            if learners == Learners::MayHave {
+                return Err(DataError::Unsettled { block });
+            }
         }
         if self.is_whole(extent, block).await? {
             return Ok(Repaired::Whole);
@@ -217,24 +207,6 @@ impl Filling {
         Ok(false)
     }
 
-    /// `Unsettled` while one who learns may be the last one who has a block: it may have been a member before, and be
-    /// silent, behind or in doubt now.
-    async fn is_lacked_by_learners(&self, extent: ExtentId, block: u64) -> Result<(), DataError> {
-        let (offset, length) = self.held_of(extent, block).await?;
-        let (_, learners) = self.others().await?;
-        for learner in learners {
-            match self.fetch(extent, offset, length, learner, 0).await {
-                // The end of it is nowhere.
-                Ok(chunk) if chunk.length() < length => {}
-                Err(error) if is_lacked(&error) => {}
-                // It has not heard of the partition yet.
-                Err(DataError::WrongPartition) => {}
-                Ok(_) | Err(_) => return Err(DataError::Unsettled { block }),
-            }
-        }
-        Ok(())
-    }
-
     /// By a member that has all of the block that is here: of a part of it there is no checksum.
     async fn replace_block(
         &self,
@@ -255,16 +227,32 @@ impl Filling {
         }
     }
 
-    /// Whether one of those who learn gave the block.
-    async fn replace_by_learners(&self, extent: ExtentId, block: u64) -> Result<bool, DataError> {
+    /// Takes the block from one of those who learn. Who is a moment behind in the log is asked again, for a while.
+    async fn replace_by_learners(
+        &self,
+        extent: ExtentId,
+        block: u64,
+    ) -> Result<Learners, DataError> {
         let place = self.held_of(extent, block).await?;
         let (_, learners) = self.others().await?;
-        let Some(chunk) = self.fetch_at_once(extent, place, place.1, &learners, 0).await else {
-            return Ok(false);
-        };
-        self.land_block(extent, place, chunk).await?;
-        Ok(self.is_whole(extent, block).await?
-            || self.is_freed_by(extent, block, &learners).await?)
+        let mut may_have = false;
+        for learner in &learners {
+            match self.fetch_patiently(extent, place, *learner).await {
+                Ok(chunk) if chunk.length() >= place.1 => {
+                    self.land_block(extent, place, chunk).await?;
+                    let is_there = self.is_whole(extent, block).await?
+                        || self.is_freed_by(extent, block, &learners).await?;
+                    return Ok(if is_there { Learners::Gave } else { Learners::MayHave });
+                }
+                // It ends within the block.
+                Ok(_) => {}
+                Err(error) if is_lacked(&error) => {}
+                // It has not heard of the partition yet.
+                Err(DataError::WrongPartition) => {}
+                Err(_) => may_have = true,
+            }
+        }
+        Ok(if may_have { Learners::MayHave } else { Learners::Lack })
     }
 
     /// Whether others have freed what makes a block one that is freed here too, of which the word did not come here: the
@@ -377,7 +365,9 @@ impl Disk {
                     Err(DataError::Doubtful { .. }) => {
                         is_found_lost = partition.lost.add(extent, block, clock::now_ms());
                     }
-                    Err(DataError::Unsettled { .. }) => partition.lost.wait(extent, block),
+                    Err(DataError::Unsettled { .. }) => {
+                        partition.lost.wait(extent, block, clock::now_ms());
+                    }
                     Err(_) => partition.lost.doubt(extent, block),
                 }
                 if is_found_lost {
@@ -415,10 +405,9 @@ impl Disk {
         }
         let now = clock::now_ms();
         let open = |partition: &Partition| {
-            let lost = &partition.lost;
-            let due = lost.open().filter(|(extent, block)| !lost.rests(*extent, *block, now));
-            let due = due.filter(|place| !partition.repairing.contains(place));
             let free = REPAIRS_MAX.saturating_sub(partition.repairing.len());
+            let due = if free > 0 { partition.lost.due(now) } else { Vec::new() };
+            let due = due.into_iter().filter(|place| !partition.repairing.contains(place));
             due.take(free).map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
         };
         let due: Vec<_> = self.partitions.values().flat_map(open).collect();

@@ -65,7 +65,9 @@ impl Disk {
                 self.license((partition, epoch), reply);
             }
             DataRequest::CreatePartition(create) => self.create_partition(create, reply),
-            DataRequest::DeletePartition { partition } => self.delete_partition(partition, reply),
+            DataRequest::DeletePartition { partition, deletion } => {
+                self.delete_partition(partition, deletion, reply);
+            }
             DataRequest::Configure { partition, configuration, lost } => {
                 self.configure(partition, configuration, &lost, reply);
             }

@@ -18,12 +18,14 @@ use crate::store::StoreError;
 use super::disk::Disk;
 use super::fill::Filling;
 use super::gaps;
-use super::replace::Ungiven;
 
 const ASK_WAIT: Duration = Duration::from_secs(5);
 /// The leader renews its report this often, and more.
 const REPORT_PAUSE: Duration = Duration::from_millis(50);
 const REPORT_TRIES: u32 = 60;
+/// What is being applied is looked at so often.
+const APPLYING_PAUSE: Duration = Duration::from_millis(50);
+const APPLYING_TRIES: u32 = 100;
 
 impl Disk {
     /// Leader: a follower needs entries that are gone. The extents as they are take their place.
@@ -124,7 +126,6 @@ async fn copy(
     snapshot: &SnapshotDescriptor,
     left: &mut Vec<(ExtentId, u64)>,
 ) -> Result<Copied, DataError> {
-    let applied = filling.applied().await?;
     let report = report_with_us(filling, leader, snapshot.position.index).await?;
     let (configuration, overwritten) = (report.configuration.clone(), report.overwritten);
     // Whom it learns from may have been given a word once more, to be given the rest from here.
@@ -144,17 +145,18 @@ async fn copy(
         state.overwritten && own.is_none_or(|own| !own.sealed && own.length < state.length)
     };
     let lacking = led.values().filter(lacks).map(|state| state.extent).collect();
-    // Who is given the rest may not know of all that was.
-    let ungiven = match overwritten <= applied && !report.is_given_rest {
-        true => Ungiven::Stays,
-        false => Ungiven::IsDamaged,
+    let may_lack = may_lack_overwrites(filling, overwritten).await?;
+    let gaps = match may_lack {
+        true => Some(gaps::find(filling, (leader, index), &report, &own, &led).await?),
+        false => None,
     };
-    let gaps = gaps::find(filling, (leader, index), &report, (&own, &led), ungiven).await?;
     for state in led.values().filter(|state| state.overwritten) {
-        let blocks = copy_extent(filling, leader, state, index, ungiven).await?;
+        let blocks = copy_extent(filling, leader, state, index, may_lack).await?;
         left.extend(blocks.into_iter().map(|block| (state.extent, block)));
     }
-    gaps.close(filling, left).await?;
+    if let Some(gaps) = gaps {
+        gaps.close(filling, left).await?;
+    }
     let store = filling.store.clone();
     let flushed = filling.shared.run_slow(filling.disk, move || store.flush_all()).await;
     flushed.ok_or(DataError::Busy)?.map_err(DataError::from)?;
@@ -165,13 +167,33 @@ async fn copy(
     Ok(Copied { configuration, lacking, overwritten })
 }
 
+/// Whether anything may have been overwritten that is not here, if the log that the snapshot stands for has overwritten nothing behind an
+/// index. What was applied before a start is applied again, which takes a moment.
+async fn may_lack_overwrites(filling: &Filling, overwritten: u64) -> Result<bool, DataError> {
+    let id = filling.partition;
+    for tries in 0.. {
+        let look = move |disk: &mut Disk| {
+            let applying = disk.partitions.get(&id)?.applying.borrow();
+            Some((applying.applied(), applying.delivered(), applying.overwritten()))
+        };
+        let look = filling.shared.ask_disk(filling.disk, look).await.flatten();
+        let (applied, delivered, own) = look.ok_or(DataError::WrongPartition)?;
+        if applied == delivered || tries >= APPLYING_TRIES {
+            // An overwrite here that is behind theirs is one of another log.
+            return Ok(overwritten > applied || own > overwritten);
+        }
+        tokio::time::sleep(APPLYING_PAUSE).await;
+    }
+    Ok(true)
+}
+
 /// Gives the blocks that the leader could not give. `NotHere` if it has lost the extent since it was asked for its state.
 async fn copy_extent(
     filling: &Filling,
     leader: NodeId,
     state: &ExtentState,
     index: u64,
-    ungiven: Ungiven,
+    may_lack: bool,
 ) -> Result<Vec<u64>, DataError> {
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
@@ -182,7 +204,7 @@ async fn copy_extent(
         Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),
         Err(error) => return Err(error.into()),
     }
-    match filling.replace_all(extent, state.length, (leader, index), ungiven).await {
+    match filling.replace_all(extent, state.length, (leader, index), may_lack).await {
         // Removed at the leader meanwhile.
         Err(DataError::NoExtent) => Ok(Vec::new()),
         Err(error) => {

@@ -178,8 +178,8 @@ impl Disk {
         let (alignment, extents) = (&partition.alignment, partition.store.extent_count());
         let known = alignment.unaligned + alignment.broken.len() as u64;
         let applying = partition.applying.borrow();
+        let status = self.driver.multi.status(partition.id);
         let is_asked = partition.leads() && !partition.configuration.learners.is_empty();
-        let status = is_asked.then(|| self.driver.multi.status(partition.id)).flatten();
         DataPartitionReport {
             partition: partition.id,
             disk: self.id,
@@ -187,6 +187,7 @@ impl Disk {
             leader: partition.leader,
             term: partition.term,
             allocated_bytes: partition.allocated_bytes,
+            log_end: status.as_ref().map(|status| status.last_index),
             applied: applying.applied(),
             overwritten: applying.overwritten(),
             lacks_overwritten: partition.state.lacks_overwritten,
@@ -194,7 +195,7 @@ impl Disk {
             extents,
             // Before the members have been compared, nothing is known of any extent.
             unaligned: if alignment.is_unknown { extents.max(1) } else { known },
-            current: status.map(|status| status.current()).unwrap_or_default(),
+            current: status.filter(|_| is_asked).map(|it| it.current()).unwrap_or_default(),
         }
     }
 

@@ -508,6 +508,33 @@ fn who_has_missed_no_overwrite_keeps_a_block_that_nobody_gives() {
     });
 }
 
+/// Found by a reader: what it had applied and not flushed was applied again when it came back, and the snapshot came sooner.
+#[test]
+fn who_has_to_apply_its_log_again_keeps_such_a_block_too() {
+    run(async |cluster| {
+        let members = [1, 2];
+        let bytes = pattern(1, 300_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.kill_node(3).await;
+        cluster.start_node_with_long_log(3).await;
+        cluster.overwrite(&[1, 2, 3], 1, extent, 0, &bytes[..3_000]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
+        cluster.configure(configuration(2, &members), &members).await;
+        cluster.kill_nodes(&[1, 2, 3]).await;
+        for node in members {
+            cluster.start_node_without_scrub(node).await;
+        }
+        let epoch = cluster.configure_until_trimmed(&members, 2).await;
+        for node in members {
+            cluster.rot_extent(node, extent, 200_000);
+        }
+        cluster.configure(learning(epoch + 1, &members, 3), &members).await;
+        cluster.start_node_with_long_log(3).await;
+        all_have_block_48(cluster, extent, &bytes).await;
+    });
+}
+
 /// An extent of which block 48 has rotted at node 1. Node 2 is back, and has missed overwrites of other blocks; node 3 is away.
 async fn leave_the_last_copy_at_node_3(cluster: &mut nodes::Cluster) -> (ExtentId, Vec<u8>) {
     let bytes = pattern(1, 300_000);

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 
 use bytes::Bytes;
-use milpa_types::{DataError, Epoch, FreedRange};
+use milpa_types::{DataError, Deletion, Epoch, FreedRange};
 use milpa_wire::data::{AppendTarget, DataRequest, Overwrite, Read};
 use nodes::{Cluster, PARTITION, checksums, configuration, learning, pattern};
 use tokio::task::LocalSet;
@@ -391,6 +391,28 @@ fn a_node_whose_backup_is_put_back_does_not_serve() {
             let refused = cluster.start_in_vain(3).await;
             assert!(refused.contains("an older copy"), "{refused}");
         }
+    });
+}
+
+/// Simulation, seed 378659 (there of a meta partition): the managers' word to delete what was left of a replica came late, or for
+/// the second time, and took a member.
+#[test]
+fn a_leftover_that_has_joined_again_is_not_deleted_by_a_late_word() {
+    run(async |cluster| {
+        let bytes = pattern(1, 100_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let log_end = cluster.report(3).await.unwrap().log_end;
+        assert!(log_end.is_some());
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        let late = cluster.delete_replica(3, Deletion::Leftover { log_end }).await;
+        assert_eq!(late, Err(DataError::Busy));
+        assert_eq!(cluster.read(3, extent, 0..100_000, false).await, Ok(bytes));
+        cluster.configure(configuration(5, &[1, 2]), &[1, 2]).await;
+        let log_end = cluster.report(3).await.unwrap().log_end;
+        assert_eq!(cluster.delete_replica(3, Deletion::Leftover { log_end }).await, Ok(()));
     });
 }
 

@@ -3,7 +3,7 @@
 //! A step is planned in every pass until the reports show it done, so no answer matters: not a
 //! lost one, nor one that a former leader got.
 
-use milpa_types::{InodeId, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
+use milpa_types::{Deletion, InodeId, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
 use milpa_wire::data::{Configuration, CreateDataPartition};
 use milpa_wire::meta::{CreateMetaPartition, StateMark};
 
@@ -103,6 +103,8 @@ pub enum Step {
         kind: PartitionKind,
         /// Which partition.
         partition: PartitionId,
+        /// Which replica.
+        deletion: Deletion,
     },
 }
 
@@ -346,7 +348,8 @@ fn remove(view: View<'_>, plan: &mut Plan) {
         for node in removal.nodes.iter().copied() {
             match reporting(view, node) {
                 Some(load) if holds(load, kind, partition) => {
-                    plan.steps.push(Step::Delete { node, kind, partition });
+                    let deletion = Deletion::Any;
+                    plan.steps.push(Step::Delete { node, kind, partition, deletion });
                 }
                 Some(_) => gone.push((partition, node)),
                 None => {}
@@ -375,10 +378,12 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
         let Some(load) = reporting(view, node.id) else { continue };
         let node = node.id;
         for partition in load.meta_held().filter(is_stray) {
-            plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
+            let (kind, deletion) = (PartitionKind::Meta, Deletion::Any);
+            plan.steps.push(Step::Delete { node, kind, partition, deletion });
         }
         for partition in load.data.keys().copied().filter(is_stray) {
-            plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
+            let (kind, deletion) = (PartitionKind::Data, Deletion::Any);
+            plan.steps.push(Step::Delete { node, kind, partition, deletion });
         }
     }
 }
@@ -397,7 +402,7 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
                 continue;
             }
             if *whole.entry(partition).or_insert_with(|| is_whole(view, record)) {
-                plan.steps.push(Step::Delete { node, kind: PartitionKind::Data, partition });
+                plan.steps.push(leftover(node, PartitionKind::Data, partition, load));
             }
         }
         for partition in load.meta_held() {
@@ -407,10 +412,19 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
                 false => members::is_whole(view, record),
             };
             if !record.members.contains(&node) && record.joining != Some(node) && is_needless {
-                plan.steps.push(Step::Delete { node, kind: PartitionKind::Meta, partition });
+                plan.steps.push(leftover(node, PartitionKind::Meta, partition, load));
             }
         }
     }
+}
+
+/// Deletes a replica as its node has reported it.
+fn leftover(node: NodeId, kind: PartitionKind, partition: PartitionId, load: &NodeLoad) -> Step {
+    let log_end = match kind {
+        PartitionKind::Meta => load.meta.get(&partition).and_then(|report| report.log_end),
+        PartitionKind::Data => load.data.get(&partition).and_then(|report| report.log_end),
+    };
+    Step::Delete { node, kind, partition, deletion: Deletion::Leftover { log_end } }
 }
 
 fn is_whole(view: View<'_>, record: &DataRecord) -> bool {

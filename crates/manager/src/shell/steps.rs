@@ -69,11 +69,13 @@ pub(super) async fn perform(
         Step::SetOptions { node, volume, options, .. } => {
             caller.ask_meta(vec![node], &MetaRequest::SetVolumeOptions { volume, options }).await
         }
-        Step::Delete { node, kind: PartitionKind::Meta, partition } => {
-            caller.ask_meta(vec![node], &MetaRequest::DeletePartition { partition }).await
+        Step::Delete { node, kind: PartitionKind::Meta, partition, deletion } => {
+            let request = MetaRequest::DeletePartition { partition, deletion };
+            caller.ask_meta(vec![node], &request).await
         }
-        Step::Delete { node, kind: PartitionKind::Data, partition } => {
-            caller.ask_data(vec![node], &DataRequest::DeletePartition { partition }).await
+        Step::Delete { node, kind: PartitionKind::Data, partition, deletion } => {
+            let request = DataRequest::DeletePartition { partition, deletion };
+            caller.ask_data(vec![node], &request).await
         }
     }
 }

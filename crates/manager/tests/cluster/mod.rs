@@ -334,6 +334,7 @@ impl FakeNode {
                     leader: create.members.first().copied(),
                     term: 1,
                     applied: 1,
+                    log_end: None,
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),
                         ..MetaStatistics::default()
@@ -341,7 +342,7 @@ impl FakeNode {
                 };
                 self.meta.borrow_mut().entry(create.partition).or_insert(report);
             }
-            MetaRequest::DeletePartition { partition } => {
+            MetaRequest::DeletePartition { partition, .. } => {
                 self.meta.borrow_mut().remove(&partition);
             }
             MetaRequest::Split { partition, end } => {
@@ -368,6 +369,7 @@ impl FakeNode {
                     allocated_bytes: 0,
                     extents: 0,
                     unaligned: 0,
+                    log_end: None,
                     applied: 0,
                     overwritten: 0,
                     lacks_overwritten: false,
@@ -376,7 +378,7 @@ impl FakeNode {
                 };
                 self.data.borrow_mut().entry(create.partition).or_insert(report);
             }
-            DataRequest::DeletePartition { partition } => {
+            DataRequest::DeletePartition { partition, .. } => {
                 self.data.borrow_mut().remove(&partition);
             }
             DataRequest::Configure { partition, configuration, .. } => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use milpa_host::clock::Instant;
 use milpa_host::jobs;
 use milpa_raft::{GroupStatus, MemberChange, Members, MultiRaft, ProposeError};
-use milpa_types::{MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
+use milpa_types::{Deletion, MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
 use milpa_wire::meta::{
     CreateMetaPartition, MetaAnswer, MetaNodeReport, MetaPartitionReport, MetaReply,
 };
@@ -161,13 +161,33 @@ impl Shell {
 
     /// Drops the replica of a deleted volume's partition, or one that is not needed any more, damaged
     /// or not. Repeating the request is harmless.
-    pub(crate) fn delete_partition(&mut self, partition: PartitionId, responder: Responder) {
-        if !self.replicas.contains_key(&partition) && !self.damaged.contains_key(&partition) {
+    pub(crate) fn delete_partition(
+        &mut self,
+        multi: &mut MultiRaft,
+        partition: PartitionId,
+        deletion: Deletion,
+        responder: Responder,
+    ) {
+        // The note of one replica must not be taken from the next.
+        if self.deleting.contains(&partition) || self.joined.contains(&partition) {
+            return responder.fail(MetaError::Busy);
+        }
+        let is_damaged = self.damaged.contains_key(&partition);
+        if !is_damaged && !self.replicas.contains_key(&partition) {
             return responder.send(&done());
         }
-        // The note of one replica must not be taken from the next.
-        if self.joined.contains(&partition) || !self.deleting.insert(partition) {
+        let log_end = multi.status(partition).filter(|_| !is_damaged).map(|it| it.last_index);
+        if !deletion.is_of(log_end) {
+            warn!(%partition, ?deletion, ?log_end, "the replica to delete was another one");
             return responder.fail(MetaError::Busy);
+        }
+        // From now on it takes no part, so that nobody comes to need it while this is noted. A crash before that leaves one
+        // whose log is lost, and it is deleted again.
+        self.deleting.insert(partition);
+        multi.remove_group(partition);
+        self.damaged.remove(&partition);
+        if let Some(mut replica) = self.replicas.remove(&partition) {
+            replica.step_down();
         }
         let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
         tokio::task::spawn_local(async move {
@@ -178,11 +198,9 @@ impl Shell {
     }
 
     /// The deletion is noted on disk: nothing can bring the replica back any more. If it could not be noted for
-    /// certain, the next start may find the mark or not, and the replica must not have gone on meanwhile: without the
-    /// mark it is one whose log is lost, and deleted again.
+    /// certain, the next start may find the mark or not: without it the replica is one whose log is lost, and deleted again.
     pub(crate) fn deletion_noted(
         &mut self,
-        multi: &mut MultiRaft,
         partition: PartitionId,
         result: std::io::Result<()>,
         responder: Responder,
@@ -190,11 +208,6 @@ impl Shell {
         match &result {
             Ok(()) => info!(%partition, "partition deleted"),
             Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
-        }
-        multi.remove_group(partition);
-        self.damaged.remove(&partition);
-        if let Some(mut replica) = self.replicas.remove(&partition) {
-            replica.step_down();
         }
         self.remove_later(partition);
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
@@ -337,6 +350,7 @@ impl Shell {
                 leader: status.as_ref().and_then(|status| status.leader),
                 term: status.as_ref().map_or(replica.term, |status| status.term),
                 applied: replica.applied.index,
+                log_end: status.as_ref().map(|status| status.last_index),
                 statistics: replica.state.statistics(),
                 voters: members.filter(|_| counts).map(voting).unwrap_or_default(),
                 learners: members.map(|members| members.learners.clone()).unwrap_or_default(),

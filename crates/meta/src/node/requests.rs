@@ -56,8 +56,8 @@ impl Shell {
             MetaRequest::CreatePartition(definition) => {
                 self.create_partition(definition, responder);
             }
-            MetaRequest::DeletePartition { partition } => {
-                self.delete_partition(partition, responder);
+            MetaRequest::DeletePartition { partition, deletion } => {
+                self.delete_partition(multi, partition, deletion, responder);
             }
             MetaRequest::FetchSnapshot { partition, index, offset } => {
                 self.serve_snapshot(partition, index, offset, responder);

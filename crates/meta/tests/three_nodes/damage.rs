@@ -3,7 +3,9 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, NodeId, Timestamp, VolumeOptions};
+use milpa_types::{
+    Deletion, FileKind, InodeId, MetaError, MetaSlot, NodeId, Timestamp, VolumeOptions,
+};
 use milpa_wire::meta::{CreateMetaPartition, MetaAnswer, MetaRequest};
 
 use super::cluster::client::{Client, create};
@@ -63,8 +65,12 @@ fn a_replica_with_a_rotten_log_neither_votes_nor_answers() {
 fn a_damaged_replica_shows_and_can_be_deleted() {
     let (mut cluster, mut client, rotten) = cluster_with_a_damaged_replica();
     let to = cluster.manager.address_of(cluster.nodes[rotten].id);
-    let delete = MetaRequest::DeletePartition { partition: FIRST };
-    assert_eq!(cluster.manager.ask(to, &delete), Ok(MetaAnswer::Done));
+    let of = |log_end| {
+        let deletion = Deletion::Leftover { log_end };
+        MetaRequest::DeletePartition { partition: FIRST, deletion }
+    };
+    assert_eq!(cluster.manager.ask(to, &of(Some(7))), Err(MetaError::Busy), "of another one");
+    assert_eq!(cluster.manager.ask(to, &of(None)), Ok(MetaAnswer::Done));
     assert_eq!(report(&cluster, rotten), None);
     // The log has forgotten it: nothing of it comes back, nor is anything damaged.
     cluster.kill(rotten);
@@ -106,7 +112,10 @@ fn a_damaged_replica_is_made_again_where_it_was() {
     };
     configure(&cluster, &others, &[]);
     client.create(&cluster, "with two of two");
-    order(&cluster, &MetaRequest::DeletePartition { partition: FIRST });
+    let log_end = report(&cluster, rotten).unwrap().log_end;
+    let deletion = Deletion::Leftover { log_end };
+    let delete = MetaRequest::DeletePartition { partition: FIRST, deletion };
+    order(&cluster, &delete);
     let create = CreateMetaPartition {
         partition: FIRST,
         volume: VOLUME,
@@ -122,6 +131,9 @@ fn a_damaged_replica_is_made_again_where_it_was() {
     let note = cluster.nodes[rotten].config.directory.join("partitions/100/joining");
     eventually("it has caught up", || (!note.exists()).then_some(()));
     configure(&cluster, &ids, &[]);
+    // The simulation, seed 378659: the word that came a second time, late, took a member of three.
+    let late = cluster.manager.ask(cluster.manager.address_of(node), &delete);
+    assert_eq!(late, Err(MetaError::Busy));
     cluster.equal_hashes(FIRST);
 
     // It counts: with it there is a majority.

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 use cluster::client::{create, name};
 use cluster::{Cluster, PATIENCE, eventually};
 use milpa_meta::core::{Partition, PartitionSetup};
-use milpa_types::{FileKind, InodeId, MetaError, MetaSlot, PartitionId, Timestamp, VolumeOptions};
+use milpa_types::{
+    Deletion, FileKind, InodeId, MetaError, MetaSlot, PartitionId, Timestamp, VolumeOptions,
+};
 use milpa_wire::meta::{
     MetaAnswer, MetaPartitionReport, MetaRead, MetaRequest, MetaStatistics, MetaWrite, StateMark,
 };
@@ -539,7 +541,7 @@ fn the_manager_splits_changes_options_and_deletes() {
 
     // A client may not do any of this.
     let to = cluster.manager.address_of(cluster.nodes[0].id);
-    let delete = MetaRequest::DeletePartition { partition: FIRST };
+    let delete = MetaRequest::DeletePartition { partition: FIRST, deletion: Deletion::Any };
     assert_eq!(client.try_once(to, &delete, PATIENCE), Err(MetaError::NotPermitted));
 
     for _ in 0..2 {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use milpa_host::rpc::Pool;
-use milpa_types::{DataError, Epoch, ExtentId, InodeId, NodeId, Role};
+use milpa_types::{DataError, Deletion, Epoch, ExtentId, InodeId, NodeId, Role};
 use milpa_wire::data::*;
 
 use super::{
@@ -52,8 +52,12 @@ impl Cluster {
     }
 
     pub async fn drop_replica(&self, node: u32) {
-        let request = DataRequest::DeletePartition { partition: PARTITION };
-        self.ask(&self.as_manager, node, &request, Bytes::new()).await.unwrap();
+        self.delete_replica(node, Deletion::Any).await.unwrap();
+    }
+
+    pub async fn delete_replica(&self, node: u32, deletion: Deletion) -> Result<(), DataError> {
+        let request = DataRequest::DeletePartition { partition: PARTITION, deletion };
+        self.ask(&self.as_manager, node, &request, Bytes::new()).await.map(|_| ())
     }
 
     /// Asks all three nodes the same; every answer must be `Ok`.

@@ -4,8 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{
-    DiskId, Durability, Epoch, InodeId, MetaSlot, NodeId, NodeState, PartitionId, Role, VolumeId,
-    VolumeOptions,
+    Deletion, DiskId, Durability, Epoch, InodeId, MetaSlot, NodeId, NodeState, PartitionId, Role,
+    VolumeId, VolumeOptions,
 };
 use milpa_wire::data::{Configuration, DataPartitionReport};
 use milpa_wire::meta::MetaStatistics;
@@ -474,10 +474,9 @@ fn strays_are_removed_only_when_their_id_was_given_here() {
     // A creation that crossed the deletion arrives late.
     world.data.get_mut(&NodeId(104)).unwrap().insert(PartitionId(4), report);
     let plan = world.pass();
-    assert_eq!(
-        plan.steps,
-        [Step::Delete { node: NodeId(104), kind: PartitionKind::Data, partition: PartitionId(4) }]
-    );
+    let (node, kind) = (NodeId(104), PartitionKind::Data);
+    let (partition, deletion) = (PartitionId(4), Deletion::Any);
+    assert_eq!(plan.steps, [Step::Delete { node, kind, partition, deletion }]);
 }
 
 // ---- everything together ----

@@ -538,7 +538,7 @@ proptest! {
             for _ in 0..passes {
                 let plan = world.pass();
                 for step in &plan.steps {
-                    let Step::Delete { node, kind: PartitionKind::Data, partition } = step else {
+                    let Step::Delete { node, kind: PartitionKind::Data, partition, .. } = step else {
                         continue;
                     };
                     let record = world.log.state.data_partition(*partition).unwrap();
