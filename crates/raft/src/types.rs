@@ -1,7 +1,7 @@
 //! The words of the interface: positions, roles, members, snapshots, and what a turn delivers.
 
 use bytes::Bytes;
-use milpa_types::{NodeId, PartitionId};
+use milpa_types::{LogEnd, NodeId, PartitionId};
 use serde::{Deserialize, Serialize};
 
 /// Where an entry stands in a group's log. Two entries with the same position are the same entry.
@@ -286,6 +286,8 @@ pub struct GroupStatus {
     pub first_index: u64,
     /// The last entry in the log.
     pub last_index: u64,
+    /// Its term.
+    pub last_term: u64,
     /// The last entry durable here.
     pub persisted: u64,
     /// The first entry in memory: a follower that needs earlier ones gets a snapshot.
@@ -299,6 +301,12 @@ pub struct GroupStatus {
 }
 
 impl GroupStatus {
+    /// The last entry in the log.
+    #[must_use]
+    pub fn log_end(&self) -> LogEnd {
+        LogEnd { term: self.last_term, index: self.last_index }
+    }
+
     /// Members and learners that are [current](FollowerStatus::is_current), if this node leads.
     #[must_use]
     pub fn current(&self) -> Vec<NodeId> {

@@ -12,7 +12,7 @@ mod name;
 mod topology;
 
 pub use attributes::{AttributeChanges, Attributes, FileKind, NewTime, Timestamp, without_set_id};
-pub use deletion::Deletion;
+pub use deletion::{Deletion, LogEnd};
 pub use error::{DataError, ManagerError, MetaError, Next};
 pub use ids::{
     ClusterId, DiskId, Epoch, ExtentId, INODES_PER_PARTITION, InodeId, Life, MetaSlot, NodeId,

@@ -5,7 +5,7 @@
 //! client's buffer, checked by every receiver before it answers, and returned with reads.
 
 use milpa_types::{
-    DataError, Deletion, DiskId, Epoch, ExtentId, FreedRange, InodeId, NodeId, PartitionId,
+    DataError, Deletion, DiskId, Epoch, ExtentId, FreedRange, InodeId, LogEnd, NodeId, PartitionId,
     SessionId, VolumeId,
 };
 use serde::{Deserialize, Serialize};
@@ -430,7 +430,7 @@ pub struct DataPartitionReport {
     /// Extents whose replicas are not known to be equal: waiting for alignment or repair.
     pub unaligned: u64,
     /// The last entry of its log; none if it takes no part.
-    pub log_end: Option<u64>,
+    pub log_end: Option<LogEnd>,
     /// All entries of the log up to this index are applied.
     pub applied: u64,
     /// No entry behind this index and up to `applied` is an overwrite.

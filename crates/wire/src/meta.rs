@@ -1,8 +1,9 @@
 //! Messages to and between meta nodes.
 
 use milpa_types::{
-    AttributeChanges, Attributes, Deletion, ExtentId, FileKind, FreedRange, InodeId, MetaError,
-    MetaSlot, Name, NodeId, PartitionId, Segment, SessionId, Timestamp, VolumeId, VolumeOptions,
+    AttributeChanges, Attributes, Deletion, ExtentId, FileKind, FreedRange, InodeId, LogEnd,
+    MetaError, MetaSlot, Name, NodeId, PartitionId, Segment, SessionId, Timestamp, VolumeId,
+    VolumeOptions,
 };
 use serde::{Deserialize, Serialize};
 
@@ -651,7 +652,7 @@ pub struct MetaPartitionReport {
     /// Applied log index.
     pub applied: u64,
     /// The last entry of its log; none if it takes no part.
-    pub log_end: Option<u64>,
+    pub log_end: Option<LogEnd>,
     /// Counts.
     pub statistics: MetaStatistics,
     /// Who votes in the group, as far as this replica knows.

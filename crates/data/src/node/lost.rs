@@ -9,9 +9,10 @@
 //! are, is kept over configurations, and over restarts ([`super::lost_note`]). What is lost is found out from the replicas.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound::{Excluded, Unbounded};
 use std::ops::Range;
 
-use milpa_types::{BLOCK_BYTES, ExtentId};
+use milpa_types::{BLOCK_BYTES, ExtentId, NodeId};
 
 /// Blocks that are remembered: of those behind them who reads them has to tell again.
 const BLOCKS_MAX: usize = 65_536;
@@ -26,6 +27,9 @@ const WAIT_MAX_MS: u64 = 2_000;
 /// that, it is refused.
 const FRESH_MS: u64 = 20_000;
 
+/// Open blocks that are looked at for one turn.
+const LOOKS_MAX: usize = 1024;
+
 /// A block of an extent.
 type Place = (ExtentId, u64);
 
@@ -35,6 +39,8 @@ pub(crate) struct LostBlocks {
     blocks: BTreeMap<Place, Damage>,
     /// Those of them that are not known to be lost.
     open: BTreeSet<Place>,
+    /// The block that was last looked at for its turn.
+    turn: Place,
     /// Which they are, or of which the operator was told, is not what it was when it was last noted.
     is_changed: bool,
 }
@@ -53,6 +59,8 @@ struct Damage {
     rests_until_ms: u64,
     /// The operator knows.
     is_told: bool,
+    /// All who were asked when it was found nowhere. If one of them has it, somebody else had it first.
+    lackers: Vec<NodeId>,
 }
 
 impl Damage {
@@ -83,11 +91,14 @@ impl LostBlocks {
 
     /// The same of one that is damaged since, whatever was known of it.
     pub fn find_anew(&mut self, extent: ExtentId, block: u64) {
-        self.change((extent, block), Damage::is_looked_for_anew);
+        self.change((extent, block), |damage| {
+            damage.is_looked_for_anew();
+            damage.lackers.clear();
+        });
     }
 
-    /// No member had a block whole. True when it is called lost from now on.
-    pub fn add(&mut self, extent: ExtentId, block: u64, now_ms: u64) -> bool {
+    /// None of these had a block whole, who are all members and learners. True when it is called lost from now on.
+    pub fn add(&mut self, extent: ExtentId, block: u64, asked: &[NodeId], now_ms: u64) -> bool {
         let mut is_new = false;
         self.change((extent, block), |damage| {
             let was_lost = damage.is_lost();
@@ -97,6 +108,9 @@ impl LostBlocks {
             let doublings = damage.repairs.min(16);
             let pause_ms = PAUSE_MIN_MS.saturating_mul(1 << doublings).min(PAUSE_MAX_MS);
             damage.repairs = damage.repairs.saturating_add(1);
+            damage.lackers.extend(asked);
+            damage.lackers.sort_unstable();
+            damage.lackers.dedup();
             damage.found_ms = now_ms;
             damage.rests_until_ms = now_ms.saturating_add(pause_ms);
             is_new = damage.is_lost() && !was_lost;
@@ -128,7 +142,7 @@ impl LostBlocks {
     /// It may be whole elsewhere: somebody did not say that he lacks it.
     pub fn doubt(&mut self, extent: ExtentId, block: u64) {
         if self.blocks.contains_key(&(extent, block)) {
-            self.find_anew(extent, block);
+            self.change((extent, block), Damage::is_looked_for_anew);
         }
     }
 
@@ -137,8 +151,8 @@ impl LostBlocks {
         let blocks = self.blocks.range(blocks_below(extent, length));
         let is_old = |damage: &Damage| damage.found_ms.saturating_add(FRESH_MS) < now_ms;
         let old = blocks.filter(|(_, damage)| damage.is_lost() && is_old(damage));
-        for (extent, block) in old.map(|(place, _)| *place).collect::<Vec<_>>() {
-            self.find_anew(extent, block);
+        for place in old.map(|(place, _)| *place).collect::<Vec<_>>() {
+            self.change(place, Damage::is_looked_for_anew);
         }
     }
 
@@ -241,11 +255,6 @@ impl LostBlocks {
         self.blocks.is_empty()
     }
 
-    /// The open blocks: they are not here, whatever is found.
-    pub fn open(&self) -> impl Iterator<Item = (ExtentId, u64)> {
-        self.open.iter().copied()
-    }
-
     /// Whether some of an extent's first `length` bytes are in open blocks.
     pub fn has_open(&self, extent: ExtentId, length: u64) -> bool {
         self.open.range(blocks_below(extent, length)).next().is_some()
@@ -264,12 +273,32 @@ impl LostBlocks {
         self.blocks.get(&(extent, block)).is_some_and(|damage| now_ms < damage.rests_until_ms)
     }
 
-    /// Open blocks that may be looked for now: those first that have waited longest for that.
-    pub fn due(&self, now_ms: u64) -> Vec<Place> {
-        let since = |place| self.blocks.get(&place).map_or(0, |damage| damage.rests_until_ms);
-        let mut due: Vec<Place> = self.open().filter(|place| since(*place) <= now_ms).collect();
-        due.sort_by_key(|place| since(*place));
+    /// Some open blocks that may be looked for now, each in its turn.
+    pub fn due(
+        &mut self,
+        now_ms: u64,
+        at_most: usize,
+        is_looked_for: impl Fn(&Place) -> bool,
+    ) -> Vec<Place> {
+        let (behind, before) =
+            (self.open.range((Excluded(self.turn), Unbounded)), self.open.range(..=self.turn));
+        let mut due = Vec::new();
+        for place in behind.chain(before).take(LOOKS_MAX) {
+            if due.len() >= at_most {
+                break;
+            }
+            self.turn = *place;
+            let rests = self.blocks.get(place).is_some_and(|damage| now_ms < damage.rests_until_ms);
+            if !rests && !is_looked_for(place) {
+                due.push(*place);
+            }
+        }
         due
+    }
+
+    /// Who has said, since a block was found damaged here, that it does not have it.
+    pub fn lackers(&self, extent: ExtentId, block: u64) -> Vec<NodeId> {
+        self.blocks.get(&(extent, block)).map(|damage| damage.lackers.clone()).unwrap_or_default()
     }
 }
 
@@ -282,12 +311,12 @@ mod tests {
     #[test]
     fn a_block_is_lost_when_two_repairs_in_a_row_find_it_nowhere() {
         let mut lost = LostBlocks::default();
-        assert!(!lost.add(EXTENT, 9, 0));
+        assert!(!lost.add(EXTENT, 9, &[], 0));
         lost.remove(EXTENT, 9);
-        assert!(!lost.add(EXTENT, 9, 1_000));
+        assert!(!lost.add(EXTENT, 9, &[], 1_000));
         assert!(!lost.contains(EXTENT, 9));
-        assert!(lost.add(EXTENT, 9, 2_000), "told once");
-        assert!(!lost.add(EXTENT, 9, 4_000));
+        assert!(lost.add(EXTENT, 9, &[], 2_000), "told once");
+        assert!(!lost.add(EXTENT, 9, &[], 4_000));
         assert!(lost.contains(EXTENT, 9));
         lost.remove_written(ExtentId(8), 0..100, &[]);
         lost.remove_written(EXTENT, 0..9, &[]);
@@ -313,19 +342,35 @@ mod tests {
     /// Found by a reader: with more blocks that a silent learner may have than are looked for at the same time, others never had
     /// their turn.
     #[test]
-    fn who_waits_longest_comes_first_and_what_somebody_may_have_waits_a_little() {
+    fn each_has_its_turn_and_what_somebody_may_have_waits_a_little() {
         let mut lost = LostBlocks::default();
-        for block in 0..3 {
+        for block in 0..4 {
             lost.find(EXTENT, block);
         }
-        lost.wait(EXTENT, 0, 1_000);
-        lost.wait(EXTENT, 1, 900);
-        assert_eq!(lost.due(1_399), [(EXTENT, 2)]);
-        assert_eq!(lost.due(1_500), [(EXTENT, 2), (EXTENT, 1), (EXTENT, 0)]);
+        let due = |lost: &mut LostBlocks, now, but| {
+            let due = lost.due(now, 2, |(_, block)| *block == but);
+            due.into_iter().map(|(_, block)| block).collect::<Vec<u64>>()
+        };
+        lost.wait(EXTENT, 1, 1_000);
+        assert_eq!(due(&mut lost, 1_499, 9), [0, 2]);
+        lost.doubt(EXTENT, 0);
+        assert_eq!(due(&mut lost, 1_499, 9), [3, 0]);
+        assert_eq!(due(&mut lost, 1_500, 2), [1, 3]);
         for _ in 0..10 {
             lost.wait(EXTENT, 0, 10_000);
         }
         assert!(lost.rests(EXTENT, 0, 11_999) && !lost.rests(EXTENT, 0, 12_000));
+    }
+
+    #[test]
+    fn who_lacked_a_block_is_remembered_until_it_is_damaged_anew() {
+        let mut lost = LostBlocks::default();
+        lost.add(EXTENT, 9, &[NodeId(3), NodeId(1)], 0);
+        lost.add(EXTENT, 9, &[NodeId(2), NodeId(1)], 1_000);
+        lost.doubt_all();
+        assert_eq!(lost.lackers(EXTENT, 9), [NodeId(1), NodeId(2), NodeId(3)]);
+        lost.find_anew(EXTENT, 9);
+        assert_eq!(lost.lackers(EXTENT, 9), []);
     }
 
     #[test]
@@ -334,7 +379,7 @@ mod tests {
         let mut pauses = Vec::new();
         for _ in 0..40 {
             assert!(!lost.rests(EXTENT, 9, now));
-            lost.add(EXTENT, 9, now);
+            lost.add(EXTENT, 9, &[], now);
             let began = now;
             while lost.rests(EXTENT, 9, now) {
                 now += 100;
@@ -348,16 +393,16 @@ mod tests {
     #[test]
     fn the_operator_is_told_once_until_the_block_is_whole() {
         let mut lost = LostBlocks::default();
-        lost.add(EXTENT, 9, 0);
+        lost.add(EXTENT, 9, &[], 0);
         assert!(lost.take_changed() && lost.all().eq([(EXTENT, 9, false)]));
-        assert!(lost.add(EXTENT, 9, 1_000) && !lost.take_changed());
+        assert!(lost.add(EXTENT, 9, &[], 1_000) && !lost.take_changed());
         assert!(lost.tell(EXTENT, 9) && lost.take_changed());
         lost.doubt_all();
         assert!(!lost.contains(EXTENT, 9) && !lost.rests(EXTENT, 9, 1_000));
-        lost.add(EXTENT, 9, 2_000);
+        lost.add(EXTENT, 9, &[], 2_000);
         lost.doubt(EXTENT, 9);
-        lost.add(EXTENT, 9, 3_000);
-        assert!(lost.add(EXTENT, 9, 4_000) && !lost.tell(EXTENT, 9) && !lost.take_changed());
+        lost.add(EXTENT, 9, &[], 3_000);
+        assert!(lost.add(EXTENT, 9, &[], 4_000) && !lost.tell(EXTENT, 9) && !lost.take_changed());
         assert!(lost.all().eq([(EXTENT, 9, true)]));
         lost.remove(EXTENT, 9);
         assert!(lost.take_changed() && lost.is_empty());
@@ -368,10 +413,10 @@ mod tests {
     fn as_many_as_there_is_room_for() {
         let mut lost = LostBlocks::default();
         for block in 0..=BLOCKS_MAX as u64 {
-            lost.add(EXTENT, block, 0);
+            lost.add(EXTENT, block, &[], 0);
         }
-        assert_eq!(lost.open().count(), BLOCKS_MAX);
-        lost.add(EXTENT, 0, 1_000);
+        assert_eq!(lost.open.iter().copied().count(), BLOCKS_MAX);
+        lost.add(EXTENT, 0, &[], 1_000);
         assert!(lost.contains(EXTENT, 0), "what is known is not forgotten for what comes");
     }
 
@@ -380,16 +425,16 @@ mod tests {
         let mut lost = LostBlocks::default();
         let is_open = |lost: &LostBlocks| {
             let (here, before) = (lost.has_open(EXTENT, 40_000), lost.has_open(EXTENT, 36_864));
-            assert!(!before && lost.open().eq(here.then_some((EXTENT, 9))));
+            assert!(!before && lost.open.iter().copied().eq(here.then_some((EXTENT, 9))));
             here
         };
         lost.find(EXTENT, 9);
         assert!(is_open(&lost));
-        lost.add(EXTENT, 9, 0);
+        lost.add(EXTENT, 9, &[], 0);
         assert!(is_open(&lost));
         lost.find(EXTENT, 9);
         assert!(
-            lost.add(EXTENT, 9, 1_000) && !is_open(&lost),
+            lost.add(EXTENT, 9, &[], 1_000) && !is_open(&lost),
             "found twice, and looked for in between"
         );
         assert_eq!(lost.below(EXTENT, 40_000).collect::<Vec<_>>(), [(EXTENT, 9)]);
@@ -403,7 +448,7 @@ mod tests {
     #[test]
     fn a_lost_block_is_whole_again_when_all_of_it_is_written() {
         let mut lost = LostBlocks::default();
-        assert!(!lost.add(EXTENT, 9, 0) && lost.add(EXTENT, 9, 1_000));
+        assert!(!lost.add(EXTENT, 9, &[], 0) && lost.add(EXTENT, 9, &[], 1_000));
         let start = 9 * BLOCK_BYTES;
         let end = start + BLOCK_BYTES;
         for (range, length, left) in [
@@ -424,7 +469,7 @@ mod tests {
     #[test]
     fn what_was_lost_long_ago_is_looked_for_anew_for_a_flush() {
         let mut lost = LostBlocks::default();
-        assert!(!lost.add(EXTENT, 9, 0) && lost.add(EXTENT, 9, 1_000));
+        assert!(!lost.add(EXTENT, 9, &[], 0) && lost.add(EXTENT, 9, &[], 1_000));
         lost.doubt_old(EXTENT, 9 * BLOCK_BYTES, 100_000);
         lost.doubt_old(EXTENT, 10 * BLOCK_BYTES, 1_000 + FRESH_MS);
         assert!(lost.contains(EXTENT, 9));
@@ -443,7 +488,7 @@ mod tests {
         assert!(!lost.contains(EXTENT, 9) && lost.has_open(EXTENT, 40_000));
         assert!(!lost.may_be_read(EXTENT, 9));
         assert!(
-            !lost.add(EXTENT, 9, 3_000) && lost.add(EXTENT, 9, 4_000),
+            !lost.add(EXTENT, 9, &[], 3_000) && lost.add(EXTENT, 9, &[], 4_000),
             "nobody ends before it any more"
         );
     }

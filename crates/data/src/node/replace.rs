@@ -138,11 +138,12 @@ impl Filling {
         extent: ExtentId,
         block: u64,
         sources: &[NodeId],
+        (learners, lackers): (&[NodeId], &[NodeId]),
     ) -> Result<Repaired, DataError> {
         let replaced = self.replace_block(extent, block, sources).await;
         if let Err(DataError::Doubtful { .. }) = replaced {
-            let learners = self.replace_by_learners(extent, block).await?;
-            if learners == Learners::Gave {
+            let by_learners = self.replace_by_learners(extent, block, learners, lackers).await?;
+            if by_learners == Learners::Gave {
                 return Ok(Repaired::Whole);
             }
             match self.settle_doubt(extent, block, sources).await {
@@ -154,7 +155,7 @@ impl Filling {
             {
                 return Ok(Repaired::Needless);
             }
-            if learners == Learners::MayHave {
+            if by_learners == Learners::MayHave {
                 return Err(DataError::Unsettled { block });
             }
         }
@@ -228,20 +229,22 @@ impl Filling {
     }
 
     /// Takes the block from one of those who learn. Who is a moment behind in the log is asked again, for a while.
+    /// Who lacked the block once is not waited for.
     async fn replace_by_learners(
         &self,
         extent: ExtentId,
         block: u64,
+        learners: &[NodeId],
+        lackers: &[NodeId],
     ) -> Result<Learners, DataError> {
         let place = self.held_of(extent, block).await?;
-        let (_, learners) = self.others().await?;
         let mut may_have = false;
-        for learner in &learners {
+        for learner in learners {
             match self.fetch_patiently(extent, place, *learner).await {
                 Ok(chunk) if chunk.length() >= place.1 => {
                     self.land_block(extent, place, chunk).await?;
                     let is_there = self.is_whole(extent, block).await?
-                        || self.is_freed_by(extent, block, &learners).await?;
+                        || self.is_freed_by(extent, block, learners).await?;
                     return Ok(if is_there { Learners::Gave } else { Learners::MayHave });
                 }
                 // It ends within the block.
@@ -249,7 +252,7 @@ impl Filling {
                 Err(error) if is_lacked(&error) => {}
                 // It has not heard of the partition yet.
                 Err(DataError::WrongPartition) => {}
-                Err(_) => may_have = true,
+                Err(_) => may_have |= !lackers.contains(learner),
             }
         }
         Ok(if may_have { Learners::MayHave } else { Learners::Lack })
@@ -346,8 +349,11 @@ impl Disk {
         let Some(partition) = self.partitions.get_mut(&id) else { return true };
         partition.repairing.insert((extent, block));
         let sources = partition.others(self.shared.node);
+        let learners = partition.other_learners(self.shared.node);
+        let lackers = partition.lost.lackers(extent, block);
         tokio::task::spawn_local(async move {
-            let repaired = filling.repair(extent, block, &sources).await;
+            let repaired = filling.repair(extent, block, &sources, (&learners, &lackers)).await;
+            let asked = [sources, learners].concat();
             let found = repaired.clone();
             let note = move |disk: &mut Disk| {
                 let Some(partition) = disk.partitions.get_mut(&id) else { return };
@@ -363,7 +369,7 @@ impl Disk {
                         partition.lost.doubt(extent, block);
                     }
                     Err(DataError::Doubtful { .. }) => {
-                        is_found_lost = partition.lost.add(extent, block, clock::now_ms());
+                        is_found_lost = partition.lost.add(extent, block, &asked, clock::now_ms());
                     }
                     Err(DataError::Unsettled { .. }) => {
                         partition.lost.wait(extent, block, clock::now_ms());
@@ -404,13 +410,12 @@ impl Disk {
             return;
         }
         let now = clock::now_ms();
-        let open = |partition: &Partition| {
+        let open = |partition: &mut Partition| {
             let free = REPAIRS_MAX.saturating_sub(partition.repairing.len());
-            let due = if free > 0 { partition.lost.due(now) } else { Vec::new() };
-            let due = due.into_iter().filter(|place| !partition.repairing.contains(place));
-            due.take(free).map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
+            let due = partition.lost.due(now, free, |place| partition.repairing.contains(place));
+            due.into_iter().map(|(extent, block)| (partition.id, extent, block)).collect::<Vec<_>>()
         };
-        let due: Vec<_> = self.partitions.values().flat_map(open).collect();
+        let due: Vec<_> = self.partitions.values_mut().flat_map(open).collect();
         for (id, extent, block) in due {
             self.repair_block(id, extent, block);
         }

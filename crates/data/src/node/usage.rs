@@ -2,6 +2,7 @@
 
 use milpa_host::clock::now_ms;
 use milpa_host::disk::{self, Space};
+use milpa_raft::GroupStatus;
 use milpa_types::DataError;
 use milpa_wire::data::DataPartitionReport;
 
@@ -187,7 +188,7 @@ impl Disk {
             leader: partition.leader,
             term: partition.term,
             allocated_bytes: partition.allocated_bytes,
-            log_end: status.as_ref().map(|status| status.last_index),
+            log_end: status.as_ref().map(GroupStatus::log_end),
             applied: applying.applied(),
             overwritten: applying.overwritten(),
             lacks_overwritten: partition.state.lacks_overwritten,

@@ -168,23 +168,22 @@ impl Shell {
         deletion: Deletion,
         responder: Responder,
     ) {
-        // The note of one replica must not be taken from the next.
-        if self.deleting.contains(&partition) || self.joined.contains(&partition) {
-            return responder.fail(MetaError::Busy);
-        }
         let is_damaged = self.damaged.contains_key(&partition);
         if !is_damaged && !self.replicas.contains_key(&partition) {
             return responder.send(&done());
         }
-        let log_end = multi.status(partition).filter(|_| !is_damaged).map(|it| it.last_index);
+        // The note of one replica must not be taken from the next.
+        if self.joined.contains(&partition) {
+            return responder.fail(MetaError::Busy);
+        }
+        let log_end = multi.status(partition).filter(|_| !is_damaged).map(|it| it.log_end());
         if !deletion.is_of(log_end) {
             warn!(%partition, ?deletion, ?log_end, "the replica to delete was another one");
             return responder.fail(MetaError::Busy);
         }
-        // From now on it takes no part, so that nobody comes to need it while this is noted. A crash before that leaves one
-        // whose log is lost, and it is deleted again.
+        // From now on it takes no part, so that nobody comes to need it while this is noted. A crash before that leaves it as it was.
         self.deleting.insert(partition);
-        multi.remove_group(partition);
+        multi.refuse_group(partition);
         self.damaged.remove(&partition);
         if let Some(mut replica) = self.replicas.remove(&partition) {
             replica.step_down();
@@ -201,6 +200,7 @@ impl Shell {
     /// certain, the next start may find the mark or not: without it the replica is one whose log is lost, and deleted again.
     pub(crate) fn deletion_noted(
         &mut self,
+        multi: &mut MultiRaft,
         partition: PartitionId,
         result: std::io::Result<()>,
         responder: Responder,
@@ -209,6 +209,7 @@ impl Shell {
             Ok(()) => info!(%partition, "partition deleted"),
             Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
         }
+        multi.remove_group(partition);
         self.remove_later(partition);
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
@@ -350,7 +351,7 @@ impl Shell {
                 leader: status.as_ref().and_then(|status| status.leader),
                 term: status.as_ref().map_or(replica.term, |status| status.term),
                 applied: replica.applied.index,
-                log_end: status.as_ref().map(|status| status.last_index),
+                log_end: status.as_ref().map(GroupStatus::log_end),
                 statistics: replica.state.statistics(),
                 voters: members.filter(|_| counts).map(voting).unwrap_or_default(),
                 learners: members.map(|members| members.learners.clone()).unwrap_or_default(),

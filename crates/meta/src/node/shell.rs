@@ -108,7 +108,7 @@ impl Shell {
                 self.joined.remove(&partition);
             }
             Event::DeletionNoted { partition, result, responder } => {
-                self.deletion_noted(partition, result, responder);
+                self.deletion_noted(multi, partition, result, responder);
             }
             Event::Leave => {
                 self.leaving = true;

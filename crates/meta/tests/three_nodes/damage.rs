@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use milpa_types::{
-    Deletion, FileKind, InodeId, MetaError, MetaSlot, NodeId, Timestamp, VolumeOptions,
+    Deletion, FileKind, InodeId, LogEnd, MetaError, MetaSlot, NodeId, Timestamp, VolumeOptions,
 };
 use milpa_wire::meta::{CreateMetaPartition, MetaAnswer, MetaRequest};
 
@@ -69,7 +69,11 @@ fn a_damaged_replica_shows_and_can_be_deleted() {
         let deletion = Deletion::Leftover { log_end };
         MetaRequest::DeletePartition { partition: FIRST, deletion }
     };
-    assert_eq!(cluster.manager.ask(to, &of(Some(7))), Err(MetaError::Busy), "of another one");
+    assert_eq!(
+        cluster.manager.ask(to, &of(Some(LogEnd { term: 3, index: 7 }))),
+        Err(MetaError::Busy),
+        "of another one"
+    );
     assert_eq!(cluster.manager.ask(to, &of(None)), Ok(MetaAnswer::Done));
     assert_eq!(report(&cluster, rotten), None);
     // The log has forgotten it: nothing of it comes back, nor is anything damaged.

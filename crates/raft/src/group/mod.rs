@@ -600,6 +600,7 @@ impl Group {
             applied: log.applied,
             first_index: self.raw.store().mark.index + 1,
             last_index: log.last_index(),
+            last_term: log.last_term(),
             persisted: log.persisted,
             tail_first: log.first_index(),
             tail_bytes: self.tail_bytes(),
