@@ -224,7 +224,8 @@ impl Disk {
         tokio::task::spawn_local(async move {
             tokio::time::sleep(of_others).await;
             for member in configuration.members.iter().filter(|member| **member != node) {
-                let asked = marked(&shared, id, configuration.epoch, (extent, index), *member);
+                let asked =
+                    marked(&shared, disk, (id, configuration.epoch), (extent, index), *member);
                 if !matches!(tokio::time::timeout(MARK_WAIT, asked).await, Ok(true)) {
                     // The bytes are committed, but a reader may still see the old ones at this
                     // member. The client repeats itself until it is heard or out of the epoch.
@@ -370,11 +371,12 @@ fn flush_those_left(store: &ExtentStore, extents: &[(ExtentId, u64)]) -> Result<
     Ok(())
 }
 
-/// Whether a member marks the extent as overwritten, asked until it does.
+/// Whether a member marks the extent as overwritten, asked until it does, or until the epoch is over: nobody answers for
+/// that one then, and who waits is to ask again in the next.
 async fn marked(
     shared: &Rc<super::shared::Shared>,
-    partition: PartitionId,
-    epoch: milpa_types::Epoch,
+    disk: usize,
+    (partition, epoch): (PartitionId, milpa_types::Epoch),
     (extent, index): (ExtentId, u64),
     member: NodeId,
 ) -> bool {
@@ -392,6 +394,10 @@ async fn marked(
             }
             Ok(_) => return false,
             Err(error) => tracing::debug!(%member, %error, "cannot ask for a mark"),
+        }
+        let now = move |disk: &mut Disk| Some(disk.partitions.get(&partition)?.configuration.epoch);
+        if shared.ask_disk(disk, now).await.flatten() != Some(epoch) {
+            return false;
         }
         tokio::time::sleep(MARK_PAUSE).await;
     }

@@ -394,6 +394,36 @@ fn a_node_whose_backup_is_put_back_does_not_serve() {
     });
 }
 
+/// Simulation, seed 490403: members were asked for a mark in an epoch that was over, for three seconds each, and fsync waited.
+#[test]
+fn an_overwrite_that_waits_for_a_mark_is_answered_when_its_epoch_is_over() {
+    run(async |cluster| {
+        let bytes = pattern(1, 100_000);
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
+        let leader = cluster.leader(&[1, 2, 3]).await;
+        let others: Vec<u32> = [1, 2, 3].into_iter().filter(|node| *node != leader).collect();
+        cluster.kill_node(others[0]).await;
+        let left = [leader, others[1]];
+        let before = cluster.report(leader).await.unwrap().overwritten;
+        let first = cluster.try_overwrite(&left, 1, extent, 0, &bytes[..3_000]);
+        let next = async {
+            nodes::until("it is applied", async || {
+                let report = cluster.report(leader).await?;
+                (before < report.overwritten && report.overwritten <= report.applied).then_some(())
+            })
+            .await;
+            cluster.configure(configuration(2, &left), &left).await;
+            std::time::Instant::now()
+        };
+        let answered = async { (first.await, std::time::Instant::now()) };
+        let ((first, answered), over) = tokio::join!(answered, next);
+        let waited = answered.saturating_duration_since(over);
+        assert!(waited < std::time::Duration::from_secs(1), "{first:?} after {waited:?}");
+        cluster.overwrite(&left, 2, extent, 0, &bytes[..3_000]).await;
+    });
+}
+
 /// Simulation, seed 378659 (there of a meta partition): the managers' word to delete what was left of a replica came late, or for
 /// the second time, and took a member.
 #[test]
