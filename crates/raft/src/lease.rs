@@ -11,7 +11,8 @@
 //! This one compares the clock at the moment of use.
 //!
 //! Handing over leadership makes the target campaign without regard to leases, whenever the
-//! request reaches it. So a lease ends with the first attempt, and does not return in that term.
+//! request reaches it. So a lease ends with the first attempt, and does not return in that term; a leader
+//! that was not relieved takes a new one ([`Group`](crate::group), `renew_term`).
 
 use std::collections::BTreeMap;
 
@@ -36,6 +37,10 @@ impl Lease {
     /// No lease for the rest of the term.
     pub(crate) fn bar(&mut self) {
         self.is_barred = true;
+    }
+
+    pub(crate) fn is_barred(&self) -> bool {
+        self.is_barred
     }
 
     pub(crate) fn is_valid(

@@ -494,6 +494,37 @@ impl Group {
         is_removed
     }
 
+    /// A leader that was to hand over, and whom nobody relieved within an election timeout, asks for the votes
+    /// itself: a request to lead that is still on its way is of the past in a new term, and only so there may be
+    /// a lease again. True if it does.
+    fn renew_term(&mut self) -> bool {
+        let raft = &self.raw.raft;
+        let log = &raft.raft_log;
+        let is_due = self.is_leader()
+            && self.lease.is_barred()
+            && raft.lead_transferee.is_none()
+            && raft.promotable()
+            && self.alone.is_none()
+            // The library asks for no votes, or panics when it gets them, otherwise.
+            && log.applied == log.committed
+            && !self.has_undurable_log();
+        if is_due {
+            let term = raft.term;
+            tracing::info!(group = self.id.0, term, "nobody took over the lead: a new term");
+            self.raw.raft.become_follower(term, raft::INVALID_ID);
+            let mut request = Raw { term, ..Raw::default() };
+            request.set_msg_type(MessageType::MsgTimeoutNow);
+            // No vote was asked for yet, so nothing is refused.
+            let _ = self.raw.step(request);
+            // Who is to leave has tried to hand over.
+            if self.handed_over == term {
+                self.handed_over = self.raw.raft.term;
+            }
+            self.settle();
+        }
+        is_due
+    }
+
     /// Lets one tick pass. True if there is something to collect.
     pub(crate) fn tick(&mut self) -> bool {
         if self.step_down_if_removed() {
@@ -512,7 +543,7 @@ impl Group {
             return false;
         }
         let has_asked = self.founding_attempts > 0 && self.campaign_again();
-        let has_ready = self.raw.tick();
+        let has_ready = self.raw.tick() | self.renew_term();
         // So the library begins to count anew.
         if self.is_leader() && self.raw.raft.election_elapsed == 0 {
             self.commits = (self.commits.1, self.raw.raft.raft_log.committed);
