@@ -132,6 +132,35 @@ impl Change {
         Change { steps, context: context.to_vec() }
     }
 
+    /// Whether a voter comes or goes with this step.
+    fn changes_voters(present: &Members, (kind, node): (u8, u32)) -> bool {
+        present.voters.contains(&NodeId(node)) != (kind == VOTER)
+    }
+
+    /// The voter that comes, if nothing else happens to the voters.
+    pub(crate) fn new_voter(&self, present: &Members) -> Option<NodeId> {
+        let mut steps = self.steps.iter().filter(|step| Change::changes_voters(present, **step));
+        match (steps.next(), steps.next()) {
+            (Some((VOTER, node)), None) => Some(NodeId(*node)),
+            _ => None,
+        }
+    }
+
+    /// As the library takes it, one after the other. All majorities before and after have a node in common if one
+    /// voter comes or goes at most, whatever happens to those who learn: then it takes no joint change (Raft's thesis, 4.1
+    /// and 4.3), which the library makes of more than one step. A joint one has to be ended, by both majorities.
+    pub(crate) fn in_parts(&self, present: &Members) -> Vec<ConfChangeV2> {
+        let is_of_voters = |step: &&(u8, u32)| Change::changes_voters(present, **step);
+        let (voters, others): (Vec<_>, Vec<_>) = self.steps.iter().partition(is_of_voters);
+        if voters.len() > 1 || self.steps.is_empty() || present.is_joint() {
+            return vec![self.to_raft()];
+        }
+        // What may be refused comes first.
+        let steps = voters.into_iter().chain(others);
+        let alone = |step: &(u8, u32)| Change { steps: vec![*step], context: Vec::new() };
+        steps.map(|step| alone(step).to_raft()).collect()
+    }
+
     pub(crate) fn to_raft(&self) -> ConfChangeV2 {
         let steps = self.steps.iter().map(|&(kind, node)| {
             let node_id = raft_id(NodeId(node));

@@ -190,8 +190,8 @@ impl Group {
         self.raw.apply_conf_change(&raw).is_ok()
     }
 
-    /// The voter given by a change that follows in the log and has not taken effect here. `None` if there
-    /// is more than one step to it, or this one is to leave.
+    /// The voter given by a change that follows in the log and has not taken effect here. `None` if more
+    /// happens to the voters, or this one is to leave.
     fn new_voter(&self) -> Option<Option<NodeId>> {
         let log = &self.raw.raft.raft_log;
         let (first, end) = (self.delivered + 1, log.last_index() + 1);
@@ -207,11 +207,9 @@ impl Group {
                 // It may have been committed: the other one went on alone.
                 return None;
             }
-            let gains = change.steps.iter().any(|(kind, _)| *kind == VOTER);
-            match change.steps[..] {
-                [(VOTER, node)] if found.is_none() => found = Some(NodeId(node)),
-                _ if gains => return None,
-                _ => {}
+            if change.steps.iter().any(|(kind, _)| *kind == VOTER) {
+                let is_first = found.is_none();
+                found = Some(change.new_voter(&self.present).filter(|_| is_first)?);
             }
             Some(())
         })?;

@@ -1,6 +1,6 @@
 //! What goes out: records to the log, messages when they may go, committed entries to the owner.
 
-use raft::eraftpb::{ConfChangeV2, Entry, EntryType, Message as Raw, MessageType};
+use raft::eraftpb::{ConfState, Entry, EntryType, Message as Raw, MessageType};
 
 use super::{Collected, Group, Pending, Setting, role_of};
 use crate::convert::{Change, Sending, from_raft, log_entry, members, node_of, some_node};
@@ -237,9 +237,11 @@ impl Group {
             postcard::from_bytes::<Change>(context).ok()
         };
         let Some(change) = change else { return Payload::Empty };
-        let raw: ConfChangeV2 = change.to_raft();
         let before = self.before_change(&change);
-        match self.raw.apply_conf_change(&raw) {
+        let parts = change.in_parts(&self.present);
+        let taken =
+            parts.iter().try_fold(ConfState::default(), |_, part| self.raw.apply_conf_change(part));
+        match taken {
             Ok(state) => {
                 let members = self.as_logged(members(&state), &change);
                 self.present = members.clone();

@@ -405,6 +405,35 @@ fn the_log_removes_the_lost_voter_whatever_else_stands_in_it() {
     }
 }
 
+/// The story (simulation, seed 502846): of two one was lost just when another one had taken a learner's place. A change of
+/// two steps was a joint one, and both were needed to end it.
+#[test]
+fn a_change_of_learners_does_not_keep_the_survivor() {
+    for after_ms in 0..40 {
+        let mut world = world(6, 4);
+        world.found(1, &[0, 1]);
+        world.until("a leader", |world| world.leader(1).is_some());
+        for i in [2, 3] {
+            world.multi(i).create_group(GROUP, &[], &[], false);
+            world.nodes[i].machines.entry(GROUP).or_default();
+        }
+        let leader = world.leader(1).unwrap();
+        let learns = |node: u32| MemberChange {
+            voters: vec![NodeId(0), NodeId(1)],
+            learners: vec![NodeId(node)],
+        };
+        world.multi(leader).propose_change(GROUP, &learns(2), &[], Bytes::new()).unwrap();
+        world.run(100);
+        world.multi(leader).propose_change(GROUP, &learns(3), &[], Bytes::new()).unwrap();
+        world.run(after_ms);
+        let lost = (after_ms % 2) as usize;
+        world.crash(lost, FOR_GOOD_MS);
+        world.run(1_000);
+        leave_alone(&mut world, 1 - lost, lost as u32);
+        world.check();
+    }
+}
+
 /// Three, of whom 0 leads.
 fn three(seed: u64) -> World {
     let mut world = world(seed, 3);
