@@ -106,11 +106,12 @@ impl Loads {
     /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
     pub fn judge(&mut self, now_ms: u64, period_ms: u64) {
         let is_heard = |node: NodeId| self.is_heard(node, now_ms, period_ms);
-        // Who is held off itself may have a bad link to all others.
-        let counts = |by: NodeId| is_heard(by) && self.avoided_ms(by, now_ms).is_none();
+        // Who is held off itself may have a bad link to all others: it speaks of itself only.
+        let speaks_of = |by: NodeId, node| by == node || self.avoided_ms(by, now_ms).is_none();
         let mut heard: BTreeMap<NodeId, Heard> = BTreeMap::new();
-        for (_, load) in self.nodes.iter().filter(|(by, _)| counts(**by)) {
-            for SlowPeer { node, .. } in &load.slow_peers {
+        for (by, load) in self.nodes.iter().filter(|(by, _)| is_heard(**by)) {
+            let told = load.slow_peers.iter().filter(|peer| speaks_of(*by, peer.node));
+            for SlowPeer { node, .. } in told {
                 let about = heard.entry(*node).or_default();
                 about.callers += 1;
                 about.is_silent = !is_heard(*node);

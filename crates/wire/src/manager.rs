@@ -171,7 +171,7 @@ pub struct Heartbeat {
     pub meta: Vec<MetaPartitionReport>,
     /// Its data partitions.
     pub data: Vec<DataPartitionReport>,
-    /// Data nodes that take long to write what it sends them, as far as it knows.
+    /// Data nodes that take long to write what it sends them, as far as it knows; itself, if it takes long itself.
     pub slow_peers: Vec<SlowPeer>,
 }
 

@@ -219,7 +219,10 @@ impl Disk {
         };
         let node = self.shared.node;
         let operation = start.operation;
+        let began_us = now_us();
         self.land(id, store, landing, start.sync, move |disk, result| {
+            let took_us = now_us().saturating_sub(began_us);
+            disk.shared.peers.borrow_mut().note(node, &result, took_us, now_ms());
             disk.member_done(id, operation, node, result);
         });
     }

@@ -214,7 +214,7 @@ async fn start_and_serve(
         addresses: RefCell::new(known_addresses),
         routes: RefCell::default(),
         disks: RefCell::default(),
-        peers: RefCell::default(),
+        peers: RefCell::new(peers::Peers::of(node)),
         probes: Semaphore::new(probing::PROBES_MAX),
         queued: Cell::new(0),
         is_leaving: Cell::new(false),

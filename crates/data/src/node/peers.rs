@@ -1,5 +1,5 @@
-//! How long other data nodes take to write what this one sends them. Who is slow is told to the
-//! managers: a node cannot know that of itself.
+//! How long other data nodes take to write what this one sends them, and this one what it orders itself. Who is slow
+//! is told to the managers.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -26,9 +26,11 @@ const RARELY_MS: u64 = 5_000;
 /// …and after an hour no more.
 const FORGOTTEN_MS: u64 = 3_600_000;
 
-/// The nodes that have taken writes.
-#[derive(Debug, Default)]
+/// The nodes that have taken writes, this one among them.
+#[derive(Debug)]
 pub(crate) struct Peers {
+    /// Compared with others, and no measure for them: its own writes take no way.
+    me: NodeId,
     by_node: BTreeMap<NodeId, Peer>,
 }
 
@@ -65,6 +67,11 @@ impl Peer {
 }
 
 impl Peers {
+    /// Nothing is known yet.
+    pub fn of(me: NodeId) -> Peers {
+        Peers { me, by_node: BTreeMap::new() }
+    }
+
     /// How a write went that was sent there. One that was refused says nothing, nor does a node that cannot be reached.
     pub fn note(
         &mut self,
@@ -114,7 +121,8 @@ impl Peers {
     /// Whether a node is much slower than another one was when it was last measured, however long ago: while
     /// nobody writes, only who is slow is.
     fn is_much_slower(&self, node: NodeId, peer: &Peer) -> bool {
-        let others = self.by_node.iter().filter(|(other, _)| **other != node);
+        let is_measure = |other: NodeId| ![node, self.me].contains(&other);
+        let others = self.by_node.iter().filter(|(other, _)| is_measure(**other));
         let fastest = others.map(|(_, other)| other.average_us).min();
         fastest.is_some_and(|us| peer.average_us > us.saturating_mul(TIMES_THE_FASTEST))
     }
@@ -137,9 +145,11 @@ impl Peers {
 mod tests {
     use super::*;
 
+    const ME: NodeId = NodeId(9);
+
     #[test]
     fn who_is_much_slower_than_another_is_told_until_nothing_is_known() {
-        let mut peers = Peers::default();
+        let mut peers = Peers::of(ME);
         for at in 0..20 {
             assert!(peers.slow(at * 200).is_empty(), "it may be one stall");
             peers.took(NodeId(1), 2_000, at * 200);
@@ -157,7 +167,7 @@ mod tests {
 
     #[test]
     fn who_may_be_slow_is_asked_until_it_is_fast_again() {
-        let (mut peers, pause) = (Peers::default(), Duration::from_millis(500));
+        let (mut peers, pause) = (Peers::of(ME), Duration::from_millis(500));
         peers.took(NodeId(1), 2_000, 0);
         peers.took(NodeId(2), 900_000, 0);
         assert!(peers.suspects(400, pause).is_empty(), "just measured");
@@ -183,7 +193,7 @@ mod tests {
 
     #[test]
     fn who_was_away_for_long_begins_anew_and_who_cannot_be_reached_is_not_fast() {
-        let mut peers = Peers::default();
+        let mut peers = Peers::of(ME);
         let silent = Err(DataError::MemberSilent { node: NodeId(2) });
         peers.note(NodeId(1), &Ok(()), 2_000, 0);
         for at in [0, 1_000, 2_000, 3_000] {
@@ -198,9 +208,29 @@ mod tests {
         assert!(peers.slow(120_000).is_empty());
     }
 
+    /// The story (a landing that failed): the slow one had ordered the appends itself, and nobody knew.
+    #[test]
+    fn who_is_slow_itself_knows_it_by_the_others_and_is_no_measure_for_them() {
+        let mut peers = Peers::of(ME);
+        for at in [0, 1_000, 2_000] {
+            peers.took(ME, 400_000, at);
+        }
+        assert!(peers.slow(2_000).is_empty(), "nobody to compare with");
+        peers.took(NodeId(1), 4_000, 2_000);
+        assert_eq!(peers.slow(2_000).first().map(|slow| slow.node), Some(ME));
+        assert_eq!(peers.suspects(2_500, Duration::from_millis(500)), [ME]);
+        let mut peers = Peers::of(ME);
+        for at in [0, 1_000, 2_000] {
+            peers.took(ME, 1_000, at);
+            peers.took(NodeId(1), 400_000, at);
+            peers.took(NodeId(2), 400_000, at);
+        }
+        assert!(peers.slow(2_000).is_empty(), "it may be the link");
+    }
+
     #[test]
     fn nobody_is_told_when_all_are_slow_alike() {
-        let mut peers = Peers::default();
+        let mut peers = Peers::of(ME);
         for at in [0, 4_000] {
             for node in [1, 2, 3] {
                 peers.took(NodeId(node), 300_000 + u64::from(node), at);

@@ -1,4 +1,4 @@
-//! Nodes that were slow and are written to no more are asked, again and again, to write a block: so that it is known
+//! Nodes that were slow, this one among them, and are written to no more are asked, again and again, to write a block: so that it is known
 //! when they are fast again, and one stall is not held against them for long (docs/decisions/0014).
 
 use std::convert::Infallible;
@@ -35,17 +35,22 @@ pub(crate) async fn probe_for_ever(shared: Rc<Shared>) -> Infallible {
         let mut asked: JoinSet<()> = JoinSet::new();
         for node in suspects {
             let shared = Rc::clone(&shared);
-            asked.spawn_local(async move { ask(&shared, node).await });
+            asked.spawn_local(async move { ask(shared, node).await });
         }
         while asked.join_next().await.is_some() {}
     }
 }
 
-async fn ask(shared: &Shared, node: NodeId) {
+async fn ask(shared: Rc<Shared>, node: NodeId) {
     let sent_us = now_us();
-    let answer = shared.ask_node(node, &DataRequest::Probe, Bytes::new(), WAIT).await;
+    let answer = match node == shared.node {
+        true => tokio::time::timeout(WAIT, probe(Rc::clone(&shared)))
+            .await
+            .unwrap_or(Err(DataError::MemberSilent { node })),
+        false => shared.ask_node(node, &DataRequest::Probe, Bytes::new(), WAIT).await.map(|_| ()),
+    };
     let took_us = now_us().saturating_sub(sent_us);
-    shared.peers.borrow_mut().note(node, &answer.map(|_| ()), took_us, now_ms());
+    shared.peers.borrow_mut().note(node, &answer, took_us, now_ms());
 }
 
 /// Answers a probe: when a block is on each of the node's disks that are in service.

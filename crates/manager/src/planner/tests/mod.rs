@@ -34,6 +34,8 @@ pub(crate) struct World {
     pub(crate) full: BTreeSet<NodeId>,
     /// Who is slow, for all others that are up.
     pub(crate) slow: BTreeSet<NodeId>,
+    /// They know it themselves, and nobody else does.
+    pub(crate) slow_know_alone: bool,
     /// Groups that take over no members.
     pub(crate) stuck: BTreeSet<PartitionId>,
 }
@@ -51,6 +53,7 @@ impl World {
             down: BTreeSet::new(),
             full: BTreeSet::new(),
             slow: BTreeSet::new(),
+            slow_know_alone: false,
             stuck: BTreeSet::new(),
         }
     }
@@ -96,8 +99,9 @@ impl World {
     }
 
     fn slow_peers(&self, by: NodeId) -> Vec<SlowPeer> {
-        let others = self.slow.iter().copied().filter(|node| *node != by);
-        others.map(|node| SlowPeer { node, took_ms: 200 }).collect()
+        let is_known = |node: &NodeId| (*node == by) == self.slow_know_alone;
+        let known = self.slow.iter().copied().filter(is_known);
+        known.map(|node| SlowPeer { node, took_ms: 200 }).collect()
     }
 
     /// Every node that is up sends a heartbeat.

@@ -48,6 +48,21 @@ fn partitions_go_on_without_a_slow_member_and_take_it_back() {
     assert_eq!(memberships(&world, SLOW), 6);
 }
 
+/// It orders all appends itself, so nobody else has measured it.
+#[test]
+fn a_slow_member_that_only_itself_knows_of_is_gone_on_without_as_long_as_it_says_so() {
+    let mut world = settled();
+    world.slow_know_alone = true;
+    world.slow.insert(SLOW);
+    world.wait(4_000);
+    assert_eq!(memberships(&world, SLOW), 0);
+    world.wait(60_000);
+    assert_eq!(memberships(&world, SLOW), 0, "as long as it is slow");
+    world.slow.clear();
+    world.wait(2_000);
+    assert_eq!(memberships(&world, SLOW), 6, "and no longer");
+}
+
 #[test]
 fn when_two_of_three_are_slow_all_stay() {
     let mut world = settled();
