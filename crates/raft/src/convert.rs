@@ -137,6 +137,11 @@ impl Change {
         present.voters.contains(&NodeId(node)) != (kind == VOTER)
     }
 
+    /// Whether this one is no voter afterwards, whatever it was.
+    pub(crate) fn takes_out(&self, node: NodeId) -> bool {
+        self.steps.iter().any(|(kind, of)| *of == node.0 && *kind != VOTER)
+    }
+
     /// The voter that comes, if nothing else happens to the voters.
     pub(crate) fn new_voter(&self, present: &Members) -> Option<NodeId> {
         let mut steps = self.steps.iter().filter(|step| Change::changes_voters(present, **step));
@@ -148,17 +153,23 @@ impl Change {
 
     /// As the library takes it, one after the other. All majorities before and after have a node in common if one
     /// voter comes or goes at most, whatever happens to those who learn: then it takes no joint change (Raft's thesis, 4.1
-    /// and 4.3), which the library makes of more than one step. A joint one has to be ended, by both majorities.
+    /// and 4.3), which the library makes of more than one step. A joint one has to be ended, by both majorities;
+    /// a change that follows on one without that was proposed where it was none (older programs made more changes joint).
     pub(crate) fn in_parts(&self, present: &Members) -> Vec<ConfChangeV2> {
         let is_of_voters = |step: &&(u8, u32)| Change::changes_voters(present, **step);
         let (voters, others): (Vec<_>, Vec<_>) = self.steps.iter().partition(is_of_voters);
-        if voters.len() > 1 || self.steps.is_empty() || present.is_joint() {
-            return vec![self.to_raft()];
+        let follows_joint = present.is_joint() && !self.steps.is_empty();
+        let mut parts: Vec<ConfChangeV2> =
+            follows_joint.then(ConfChangeV2::default).into_iter().collect();
+        if voters.len() > 1 || self.steps.is_empty() {
+            parts.push(self.to_raft());
+            return parts;
         }
         // What may be refused comes first.
         let steps = voters.into_iter().chain(others);
         let alone = |step: &(u8, u32)| Change { steps: vec![*step], context: Vec::new() };
-        steps.map(|step| alone(step).to_raft()).collect()
+        parts.extend(steps.map(|step| alone(step).to_raft()));
+        parts
     }
 
     pub(crate) fn to_raft(&self) -> ConfChangeV2 {
@@ -321,4 +332,31 @@ fn split_append(raw: &mut Raw, bytes_max: usize) -> Vec<Message> {
     }
     out.push(append(prev, entries));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_more_than_one_voter_makes_a_change_joint_and_one_that_follows_on_a_joint_one_ends_that()
+    {
+        let nodes = |list: &[u32]| list.iter().copied().map(NodeId).collect::<Vec<_>>();
+        let pair = Members::new(&nodes(&[1, 2]), &nodes(&[3]));
+        let parts = |present: &Members, steps: &[(u8, u32)]| {
+            let change = Change { steps: steps.to_vec(), context: Vec::new() };
+            let parts = change.in_parts(present);
+            parts.iter().map(|part| part.get_changes().len()).collect::<Vec<_>>()
+        };
+        assert_eq!(parts(&pair, &[(LEARNER, 4), (REMOVED, 3)]), [1, 1]);
+        assert_eq!(parts(&pair, &[(VOTER, 3), (LEARNER, 4)]), [1, 1]);
+        assert_eq!(parts(&pair, &[(VOTER, 3), (REMOVED, 2)]), [2]);
+        assert_eq!(parts(&pair, &[]), [0], "a joint one ends");
+        let joint = Members { outgoing: nodes(&[1, 2]), auto_leave: true, ..pair };
+        assert_eq!(parts(&joint, &[(LEARNER, 4)]), [0, 1]);
+        assert_eq!(parts(&joint, &[]), [0]);
+        let change = Change { steps: vec![(REMOVED, 3), (VOTER, 4)], context: Vec::new() };
+        let first = change.in_parts(&joint)[1].get_changes()[0].node_id;
+        assert_eq!(first, raft_id(NodeId(4)), "the voter's step");
+    }
 }

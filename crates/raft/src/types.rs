@@ -80,7 +80,7 @@ impl Members {
 }
 
 /// The configuration a group shall have. What differs from the present one is worked out here;
-/// more than one difference goes through joint consensus.
+/// more than one voter that comes or goes is a matter of joint consensus.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberChange {
     /// All nodes that shall vote. Never empty.

@@ -168,7 +168,7 @@ impl Group {
     /// voter goes on without, until a change removes it.
     pub(super) fn as_logged(&mut self, mut members: Members, change: &Change) -> Members {
         let Some(Alone { without, .. }) = self.alone else { return members };
-        let is_removed = change.steps.contains(&(REMOVED, without.0));
+        let is_removed = change.takes_out(without);
         self.alone = (!is_removed).then_some(Alone { without, third: None });
         if !is_removed {
             members.voters.push(without);
@@ -203,7 +203,7 @@ impl Group {
         let mut found = None;
         changes.try_for_each(|entry| {
             let change = postcard::from_bytes::<Change>(&entry.context).ok()?;
-            if change.steps.contains(&(REMOVED, self.node.0)) {
+            if change.takes_out(self.node) {
                 // It may have been committed: the other one went on alone.
                 return None;
             }

@@ -339,7 +339,9 @@ impl Group {
     /// Nor does anybody commit what only one of two has.
     pub(crate) fn propose(&mut self, data: Bytes) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
-        if self.raw.raft.pending_conf_index > self.delivered || self.alone.is_some() {
+        // A leader that was to hand over comes to an end with what it has first ([`renew_term`](Group::renew_term)).
+        let is_to_end = self.lease.is_barred();
+        if is_to_end || self.raw.raft.pending_conf_index > self.delivered || self.alone.is_some() {
             return Err(ProposeError::Busy { group: self.id });
         }
         self.append(EntryType::EntryNormal, data, Bytes::new())?;
@@ -403,7 +405,8 @@ impl Group {
     }
 
     pub(crate) fn read_index(&mut self, context: u64) -> Result<(), ProposeError> {
-        if !self.is_leader() {
+        // One that was removed has nobody to ask whether it leads still.
+        if !self.is_leader() || !self.raw.raft.promotable() {
             return Err(self.not_leader());
         }
         if !self.raw.raft.commit_to_current_term() {

@@ -329,7 +329,9 @@ fn who_is_to_leave_by_its_own_log_does_not_go_on_alone() {
         world.flush_ms_max = 1;
         let leader = world.leader(1).unwrap();
         let leaves = 1 - leader;
-        let change = MemberChange { voters: vec![NodeId(leader as u32)], learners: vec![] };
+        // Without it, or with it as a learner.
+        let learners = (0..seed % 2).map(|_| NodeId(leaves as u32)).collect();
+        let change = MemberChange { voters: vec![NodeId(leader as u32)], learners };
         let mut position = None;
         world.until("the change begins", |world| {
             position = world.multi(leader).propose_change(GROUP, &change, &[], Bytes::new()).ok();
