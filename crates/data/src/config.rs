@@ -15,7 +15,8 @@ pub struct DiskConfig {
     #[serde(default)]
     pub capacity_bytes: u64,
     /// Bytes of the file system that are left free, so that deletes, repair and a restart always
-    /// have room. 1 MiB to 1 TiB.
+    /// have room: below, appends get `ENOSPC`; below a quarter of it (somebody else fills the disk),
+    /// overwrites too. 1 MiB to 1 TiB.
     #[serde(default = "reserve_bytes_default")]
     pub reserve_bytes: u64,
 }
@@ -97,7 +98,7 @@ pub struct DataNodeConfig {
     #[serde(default = "managers_wait_ms_default")]
     pub managers_wait_ms: u64,
     /// How old a copy of the directory must be to be refused for certain: so often the managers hear of
-    /// another life of the node. 1,000 to 86,400,000 milliseconds.
+    /// another life of the node (docs/decisions/0011). 1,000 to 86,400,000 milliseconds.
     #[serde(default = "life_ms_default")]
     pub life_ms: u64,
 }

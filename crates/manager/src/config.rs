@@ -69,8 +69,8 @@ impl Default for CheckpointConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct Policy {
     /// A node that sends no heartbeat for this long is silent, and data partitions go on without
-    /// it. The promise is "within 3 s" (RELIABILITY.md 4.3), so 2 s leaves one for the change of
-    /// configuration. 500 to 600,000.
+    /// it. At 2 s, and one for the change of configuration, no call waits longer than 10 s
+    /// (docs/guarantees.md). 500 to 600,000.
     pub silence_period_ms: u64,
     /// A node that sends no heartbeat for this long is dead: its replicas are made again on other
     /// nodes. Long enough for a restart of its machine, as each repair copies all that it held. A

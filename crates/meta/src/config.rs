@@ -60,7 +60,7 @@ pub struct MetaNodeConfig {
     #[serde(default = "default_managers_wait_ms")]
     pub managers_wait_ms: u64,
     /// How old a copy of the directory must be to be refused for certain, in milliseconds: so often the
-    /// managers hear of another life of the node. 1,000 to 86,400,000.
+    /// managers hear of another life of the node (docs/decisions/0011). 1,000 to 86,400,000.
     #[serde(default = "default_life_ms")]
     pub life_ms: u64,
 }

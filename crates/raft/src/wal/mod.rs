@@ -29,7 +29,7 @@
 //! | 8..12 | version | 1 |
 //! | 12..16 | block size | 4096 |
 //! | 16..24 | seq | as in the file's name |
-//! | 24..40 | owner | whose log: cluster and node, as given at open |
+//! | 24..40 | owner | whose log, as given at open: of a server its directory's incarnation (xor the disk's id) |
 //! | 40..48 | first batch | all lower numbers were durable when this was written |
 //! | 48..56 | chain | digest of the batch before |
 //! | 56..64 | salt | enters all checksums below; new in each life of the file |
