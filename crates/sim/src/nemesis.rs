@@ -19,9 +19,15 @@ pub(crate) enum Fault {
     Kill(usize),
     Power(usize),
     PowerEverywhere,
+    /// The processes of all servers.
+    KillEverywhere,
     /// After this many further effects.
     Freeze(usize, u64),
     Isolate(usize),
+    /// It is heard, and hears nobody.
+    Deaf(usize),
+    /// It hears, and nobody hears it.
+    Mute(usize),
     OneWay(usize, usize),
     /// Two machines from each other, and from nobody else: those between them reach both (a bridge).
     Cut(usize, usize),
@@ -63,6 +69,8 @@ impl Fault {
             | Fault::Power(place)
             | Fault::Freeze(place, _)
             | Fault::Isolate(place)
+            | Fault::Deaf(place)
+            | Fault::Mute(place)
             | Fault::FullDisk(place) => span(Some(place), lasts_ms),
             Fault::Pause(place, lasts_ms)
             | Fault::FailedWrite(place, lasts_ms)
@@ -72,6 +80,7 @@ impl Fault {
             Fault::OneWay(..)
             | Fault::Cut(..)
             | Fault::PowerEverywhere
+            | Fault::KillEverywhere
             | Fault::Split(_)
             | Fault::SlowDisk(..)
             | Fault::SlowLink(..) => span(None, lasts_ms),
@@ -276,15 +285,20 @@ impl Nemesis {
                 self.impair(place, until, Mend::Start(place));
                 Some(fault)
             }
-            "power-everywhere" if self.impaired.is_empty() => {
+            "power-everywhere" | "kill-everywhere" if self.impaired.is_empty() => {
                 self.mend_at(until, Mend::StartAll);
                 let servers = self.victims.servers();
                 self.impaired.extend(servers.into_iter().map(|place| (place, until)));
-                Some(Fault::PowerEverywhere)
+                let is_power = name == "power-everywhere";
+                Some(if is_power { Fault::PowerEverywhere } else { Fault::KillEverywhere })
             }
             "isolate" => {
                 let place = self.server()?;
-                let fault = Fault::Isolate(place);
+                let fault = match self.random.below(3) {
+                    0 => Fault::Isolate(place),
+                    1 => Fault::Deaf(place),
+                    _ => Fault::Mute(place),
+                };
                 self.impair(place, until, Mend::Open(fault));
                 Some(fault)
             }

@@ -53,9 +53,11 @@ pub(crate) struct Weights {
     pub power: u64,
     /// All servers lose their power.
     pub power_everywhere: u64,
+    /// The processes of all servers are killed at once (F10).
+    pub kill_everywhere: u64,
     /// A server's power goes after one of its next effects: changes of its disk, and packets (F1).
     pub freeze: u64,
-    /// A server is cut off (F13).
+    /// A server is cut off, hears nobody, or is heard by nobody (F13, F14).
     pub isolate: u64,
     /// One direction between two machines is cut, or both (F13, F14).
     pub one_way: u64,
@@ -249,8 +251,9 @@ impl Weights {
                 *weight = 1 + random.below(4);
             }
         }
-        // A power cut of everything hides what single failures would show if it comes too often.
+        // An end of everything hides what single failures would show if it comes too often.
         weights.power_everywhere = weights.power_everywhere.min(1);
+        weights.kill_everywhere = weights.kill_everywhere.min(1);
         weights
     }
 
@@ -260,6 +263,7 @@ impl Weights {
             ("kill", &mut self.kill),
             ("power", &mut self.power),
             ("power-everywhere", &mut self.power_everywhere),
+            ("kill-everywhere", &mut self.kill_everywhere),
             ("freeze", &mut self.freeze),
             ("isolate", &mut self.isolate),
             ("one-way", &mut self.one_way),

@@ -48,10 +48,12 @@ impl Simulation {
         let (dead_ms, lasts_ms) = (self.options.dead_after_ms, self.options.fault_lasts_ms);
         let is_lost = |place: usize| match fault {
             Fault::Pause(paused, lasts_ms) => paused == place && lasts_ms >= dead_ms,
-            Fault::Kill(one) | Fault::Freeze(one, _) | Fault::Isolate(one) => {
-                one == place && lasts_ms >= dead_ms
-            }
-            Fault::Split(_) => lasts_ms >= dead_ms,
+            Fault::Kill(one)
+            | Fault::Freeze(one, _)
+            | Fault::Isolate(one)
+            | Fault::Deaf(one)
+            | Fault::Mute(one) => one == place && lasts_ms >= dead_ms,
+            Fault::KillEverywhere | Fault::Split(_) => lasts_ms >= dead_ms,
             _ => false,
         };
         for (place, placed) in self.machines.iter().enumerate() {
@@ -75,6 +77,8 @@ impl Simulation {
             Fault::Kill(a)
             | Fault::Power(a)
             | Fault::Isolate(a)
+            | Fault::Deaf(a)
+            | Fault::Mute(a)
             | Fault::FullDisk(a)
             | Fault::FailedRead(a)
             | Fault::LostWrite(a)
@@ -99,7 +103,9 @@ impl Simulation {
             Fault::OneWay(a, b) | Fault::Cut(a, b) => {
                 format!("{fault:?} = {} to {}", name(a), name(b))
             }
-            Fault::PowerEverywhere | Fault::Split(_) | Fault::Grow => format!("{fault:?}"),
+            Fault::PowerEverywhere | Fault::KillEverywhere | Fault::Split(_) | Fault::Grow => {
+                format!("{fault:?}")
+            }
         }
     }
 
@@ -114,15 +120,23 @@ impl Simulation {
                     self.stop(place, Ending::Power);
                 }
             }
+            Fault::KillEverywhere => {
+                for place in self.places(|placed| placed.part.is_server()) {
+                    self.stop(place, Ending::Process);
+                }
+            }
             Fault::Freeze(place, effects) => {
                 if let Some(placed) = self.machines.get(place) {
                     placed.machine.disk().effects.end_after(effects);
                 }
                 return false;
             }
-            Fault::Isolate(_) | Fault::OneWay(..) | Fault::Cut(..) | Fault::Split(_) => {
-                self.set_blocked(fault, true)
-            }
+            Fault::Isolate(_)
+            | Fault::Deaf(_)
+            | Fault::Mute(_)
+            | Fault::OneWay(..)
+            | Fault::Cut(..)
+            | Fault::Split(_) => self.set_blocked(fault, true),
             Fault::Pause(place, lasts_ms) | Fault::ClientPause(place, lasts_ms) => {
                 if let Some(placed) = self.machines.get_mut(place) {
                     placed.machine.paused_until_ms = self.now_ms + lasts_ms;
@@ -348,6 +362,8 @@ impl Simulation {
     fn set_blocked(&mut self, fault: Fault, blocked: bool) {
         let cuts = |a: usize, b: usize| match fault {
             Fault::Isolate(place) => a == place || b == place,
+            Fault::Deaf(place) => b == place,
+            Fault::Mute(place) => a == place,
             Fault::OneWay(from, to) => (a, b) == (from, to),
             Fault::Cut(one, other) => (a, b) == (one, other) || (b, a) == (one, other),
             Fault::Split(mask) => (mask >> (a % 64) ^ mask >> (b % 64)) & 1 == 1,
