@@ -288,7 +288,8 @@ fn copy_rate(directory: &Path) -> Outcome<f64> {
     rates.get(rates.len() / 2).copied().ok_or_else(|| "nothing was copied".to_owned())
 }
 
-/// Copies a file, flushes the copy, and returns how many seconds that took.
+/// Copies a file, flushes the copy, and returns how many seconds that took. With read(2) and write(2), as
+/// repair does: what the kernel copies by itself (`std::fs::copy`) never passes through a program.
 fn copy(from: &Path, to: &Path) -> std::io::Result<f64> {
     let started = Instant::now();
     let (mut source, mut target) = (std::fs::File::open(from)?, std::fs::File::create(to)?);
