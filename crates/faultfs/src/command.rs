@@ -57,6 +57,7 @@ impl FromStr for Command {
             "fail-read" => Command::Order(Ordered::FailRead),
             "fail-write" => Command::Order(Ordered::FailWrite),
             "fail-sync" => Command::Order(Ordered::FailSync),
+            "fail-name" => Command::Order(Ordered::FailName),
             "lose-write" => Command::Order(Ordered::LoseWrite),
             "misdirect-write" => Command::Order(Ordered::MisdirectWrite),
             "counts" => Command::Counts,

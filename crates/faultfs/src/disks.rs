@@ -98,6 +98,7 @@ impl FaultyDisk {
             capacity_bytes: options.capacity_bytes,
             name_loss: names,
             read_errors: 0,
+            may_be_hit: |_| true,
         };
         // By its name, not its place in a temporary directory: a seed must mean the same again.
         let name = path.file_name().unwrap_or_default().to_string_lossy();

@@ -19,7 +19,7 @@ pub(crate) const CLUSTER: ClusterId = ClusterId(0x51);
 pub(crate) const VOLUME: &str = "v";
 pub(crate) const MANAGERS: usize = 3;
 /// No call is given up before: a shorter one would hide hangs behind errors.
-const IO_DEADLINE: Duration = Duration::from_secs(60);
+pub(crate) const IO_DEADLINE: Duration = Duration::from_secs(60);
 pub(crate) const PORT: u16 = 7000;
 const HTTP_PORT: u16 = 80;
 

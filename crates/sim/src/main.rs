@@ -99,6 +99,9 @@ struct Tally {
     fewest_operations: Option<u64>,
     fewest_faults: Option<u64>,
     longest_call_ms: u64,
+    /// When no more than one server was broken.
+    #[serde(default)]
+    longest_bounded_ms: u64,
     /// What happened how often; what never did has a zero.
     counts: BTreeMap<String, u64>,
     /// Log lines of level ERROR.
@@ -123,6 +126,7 @@ impl Tally {
         self.fewest_operations = fewest(self.fewest_operations, outcome.operations);
         self.fewest_faults = fewest(self.fewest_faults, outcome.faults);
         self.longest_call_ms = self.longest_call_ms.max(outcome.longest_call.0);
+        self.longest_bounded_ms = self.longest_bounded_ms.max(outcome.longest_bounded_ms);
         let maps = [
             (&mut self.counts, &outcome.counts),
             (&mut self.errors, &outcome.errors),
@@ -146,6 +150,8 @@ impl Tally {
         }
         let longest_s = self.longest_call_ms as f64 / 1000.0;
         writeln!(out, ", {} operations, the longest took {longest_s:.1} s", self.operations)?;
+        let longest_s = self.longest_bounded_ms as f64 / 1000.0;
+        writeln!(out, "after one failure at most, the longest took {longest_s:.1} s")?;
         if let (Some(operations), Some(faults)) = (self.fewest_operations, self.fewest_faults) {
             writeln!(out, "each seed had at least {operations} operations and {faults} faults")?;
         }

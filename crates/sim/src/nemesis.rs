@@ -40,6 +40,8 @@ pub(crate) enum Fault {
     /// With how long the server is out of service for it.
     FailedWrite(usize, u64),
     FailedSync(usize, u64),
+    /// A file or directory that cannot be made, renamed or removed.
+    FailedName(usize, u64),
     FullDisk(usize),
     FailedRead(usize),
     LostWrite(usize),
@@ -71,19 +73,19 @@ impl Fault {
             | Fault::Isolate(place)
             | Fault::Deaf(place)
             | Fault::Mute(place)
+            | Fault::SlowDisk(place, _)
+            | Fault::SlowLink(place, _)
+            | Fault::OneWay(place, _)
+            | Fault::Cut(place, _)
             | Fault::FullDisk(place) => span(Some(place), lasts_ms),
             Fault::Pause(place, lasts_ms)
             | Fault::FailedWrite(place, lasts_ms)
-            | Fault::FailedSync(place, lasts_ms) => span(Some(place), lasts_ms),
+            | Fault::FailedSync(place, lasts_ms)
+            | Fault::FailedName(place, lasts_ms) => span(Some(place), lasts_ms),
             Fault::Lose(place) | Fault::OldDisk(place) => span(Some(place), u64::MAX),
-            // Which of the two is the broken one is anybody's guess.
-            Fault::OneWay(..)
-            | Fault::Cut(..)
-            | Fault::PowerEverywhere
-            | Fault::KillEverywhere
-            | Fault::Split(_)
-            | Fault::SlowDisk(..)
-            | Fault::SlowLink(..) => span(None, lasts_ms),
+            Fault::PowerEverywhere | Fault::KillEverywhere | Fault::Split(_) => {
+                span(None, lasts_ms)
+            }
             // Its own calls stand still with it.
             Fault::ClientPause(_, paused_ms) => span(None, paused_ms),
             Fault::FailedRead(_)
@@ -168,6 +170,7 @@ pub(crate) struct Nemesis {
     victims: Victims,
     /// A server has lost all its copies: another one would be one too many.
     has_lost: bool,
+    has_lost_manager: bool,
     faults: u64,
     /// When another node may be drained.
     drains_ms: u64,
@@ -190,6 +193,7 @@ impl Nemesis {
             spans: Vec::new(),
             victims,
             has_lost: false,
+            has_lost_manager: false,
             faults: 0,
             drains_ms: 0,
         }
@@ -360,9 +364,10 @@ impl Nemesis {
                     false => RESTART_MS,
                 };
                 self.impaired.insert(place, now_ms.saturating_add(kept_ms));
-                Some(match self.random.chance(1, 2) {
-                    true => Fault::FailedWrite(place, kept_ms),
-                    false => Fault::FailedSync(place, kept_ms),
+                Some(match self.random.below(3) {
+                    0 => Fault::FailedWrite(place, kept_ms),
+                    1 => Fault::FailedSync(place, kept_ms),
+                    _ => Fault::FailedName(place, kept_ms),
                 })
             }
             "full-disk" => {
@@ -404,13 +409,16 @@ impl Nemesis {
                 Some(Fault::Drain(place))
             }
             "lose" | "old-disk" => {
-                let place = self.server().filter(|place| !self.victims.managers.contains(place))?;
-                if std::mem::replace(&mut self.has_lost, true) {
+                let (place, is_lost) = (self.server()?, name == "lose");
+                let is_manager = self.victims.managers.contains(&place);
+                let before =
+                    if is_manager { &mut self.has_lost_manager } else { &mut self.has_lost };
+                // An old copy of a manager's disk is not told from the disk (docs/decisions/0011).
+                if is_manager && !is_lost || std::mem::replace(before, true) {
                     return None;
                 }
                 // It has no copy of anything for some time after it is back.
                 self.impaired.insert(place, u64::MAX);
-                let is_lost = name == "lose";
                 let mend = if is_lost { Mend::Start(place) } else { Mend::Replace(place) };
                 self.mend_at(until, mend);
                 Some(if is_lost { Fault::Lose(place) } else { Fault::OldDisk(place) })

@@ -71,7 +71,7 @@ pub(crate) struct Weights {
     pub slow_disk: u64,
     /// A server's links become slow (F11).
     pub slow_link: u64,
-    /// A write or flush fails (F9).
+    /// A write or flush fails, or a name that is made or removed (F9).
     pub disk_error: u64,
     /// A server's disk is full for a while (F8).
     pub full_disk: u64,
@@ -88,7 +88,7 @@ pub(crate) struct Weights {
     /// A write is acknowledged and lost, or lands elsewhere, on the only server of each kind whose disk lies
     /// (F4, F6).
     pub lie: u64,
-    /// A meta or data server loses all that it holds, and comes back as a new one (F21).
+    /// A server loses all that it holds, and comes back as a new one (F21), or as a manager that holds nothing.
     pub lose: u64,
     /// A meta or data node is drained in use, and removed when it is empty (F21).
     pub drain: u64,
@@ -232,10 +232,12 @@ fn calm_links() -> LinkFaults {
 }
 
 fn draw_links(random: &mut Random) -> LinkFaults {
+    let is_lossy = random.chance(1, 12);
+    let lost = random.between(20_000, 300_000) as u32;
     let mut rare = |rates: &[u32]| random.pick(rates).copied().unwrap_or(0);
     LinkFaults {
         latency_min_ms: 1,
-        loss: rare(&[0, 0, 1_000, 20_000]),
+        loss: if is_lossy { lost } else { rare(&[0, 0, 1_000, 20_000]) },
         corruption: rare(&[0, 0, 100, 2_000]),
         resets: rare(&[0, 0, 100, 2_000]),
         delays: rare(&[0, 0, 1_000, 20_000]),

@@ -14,6 +14,7 @@ use crate::options::Options;
 pub use crate::options::Settings;
 use crate::simulation::Simulation;
 use crate::trace::{self, LogLines};
+use crate::workload::OPERATIONS;
 use crate::{entropy, history::CallCounts};
 
 /// Events that are shown of a failed run.
@@ -44,6 +45,8 @@ pub struct Outcome {
     pub effects: Vec<Effectful>,
     /// The longest that one operation took, in milliseconds, and which.
     pub longest_call: (u64, String),
+    /// The longest in milliseconds when no more than one server was broken.
+    pub longest_bounded_ms: u64,
     /// Log lines of level ERROR, and how often each came.
     pub errors: BTreeMap<String, u64>,
     /// Failures that clients were told of, and how often.
@@ -88,6 +91,7 @@ fn run_here(settings: &Settings) -> Outcome {
         let trace = trace::end();
         outcome.hash = trace.hash();
         outcome.counts.insert("checked elections".to_owned(), trace.elections());
+        outcome.counts.insert("checked epochs".to_owned(), trace.epochs());
         outcome.events = trace.last(EVENTS_SHOWN).map(str::to_owned).collect();
         for panic in &trace.panics {
             outcome.violations.push(("no panic".to_owned(), panic.clone()));
@@ -113,6 +117,7 @@ fn summarize(simulation: &Simulation) -> Outcome {
         longest_call: longest
             .map(|(name, counts)| (counts.longest_ms, (*name).to_owned()))
             .unwrap_or_default(),
+        longest_bounded_ms: simulation.stalls.longest_ms,
         client_errors: history.errors.clone(),
         ..Outcome::default()
     }
@@ -127,6 +132,7 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
         let number = simulation.nemesis.counts.get(name).copied();
         count(&format!("fault {name}"), number.unwrap_or_default());
     }
+    OPERATIONS.iter().for_each(|name| count(&format!("operation {name}"), 0));
     let history = simulation.history.borrow();
     for (name, CallCounts { done, failed, unknown, .. }) in &history.counts {
         count(&format!("operation {name}"), done + failed + unknown);
@@ -140,7 +146,6 @@ fn counts_of(simulation: &Simulation) -> BTreeMap<String, u64> {
     count("checked writes that fsync confirmed", history.synced_writes);
     count("checked names", history.names.len() as u64);
     count("checked calls after one failure at most", simulation.stalls.bounded);
-    count("longest of them, in milliseconds", simulation.stalls.longest_ms);
     let watch = simulation.watch.borrow();
     count("checked replicas", watch.replicas_compared);
     count("checked bytes of replicas", watch.bytes_compared);

@@ -3,11 +3,12 @@
 //! What is broken at a time is known to the nemesis, as [`Span`]s. The bound applies to a call if no more
 //! than one server was broken from a while before the call began until it ended: two at once may have to
 //! be waited for until one is back, up to the client's deadline. Faults that concern many machines
-//! at once, or make one slow without breaking it, count as two. A call that began while two were broken
+//! at once count as two. A call that began while two were broken
 //! may wait for them; what it waits after that is measured too.
 
 use std::collections::BTreeSet;
 
+use crate::cluster::IO_DEADLINE;
 use crate::network::LinkFaults;
 
 /// What a call may take after a single failure.
@@ -17,6 +18,9 @@ const BOUND_MS: u64 = 10_000;
 const LATE_BOUND_MS: u64 = 2 * BOUND_MS;
 /// One in a hundred, in a million.
 const LATE: u32 = 10_000;
+/// A network that loses more than one packet in fifty keeps nothing but the clients' deadline.
+const LOSSY: u32 = 20_000;
+const LOSSY_BOUND_MS: u64 = IO_DEADLINE.as_millis() as u64 + BOUND_MS;
 /// A server that is back has to catch up before another failure is one by itself.
 const SETTLE_MS: u64 = 10_000;
 
@@ -53,7 +57,11 @@ pub(crate) struct Stalls {
 
 /// The bound on such a network.
 pub(crate) fn bound_ms(links: &LinkFaults) -> u64 {
-    if links.delays >= LATE { LATE_BOUND_MS } else { BOUND_MS }
+    match links {
+        LinkFaults { loss, .. } if *loss > LOSSY => LOSSY_BOUND_MS,
+        LinkFaults { delays, .. } if *delays >= LATE => LATE_BOUND_MS,
+        _ => BOUND_MS,
+    }
 }
 
 /// Holds every call against what was broken meanwhile.

@@ -23,6 +23,9 @@ const ELECTED: &str = "milpa_raft::elected";
 /// What a manager says of a node, and how that ends if it is dead.
 const NODE_STATE: &str = "node state";
 const DEAD: &str = " state=Dead";
+/// What a data node says when it puts a configuration into force, and what of it follows partition and epoch.
+const CONFIGURED: &str = "configuration";
+const MEMBERS: &str = " members=";
 
 /// The course of one run.
 #[derive(Debug, Default)]
@@ -39,7 +42,10 @@ pub(crate) struct Trace {
     pub panics: Vec<String>,
     /// Who led which group in which term (Raft's election safety), and who else did.
     leaders: BTreeMap<(bool, u64, u64), (&'static str, u64)>,
-    second_leaders: Vec<String>,
+    /// The members and the primary of each partition and epoch.
+    configurations: BTreeMap<String, String>,
+    /// What broke a promise: the check, and what it saw.
+    broken: Vec<(&'static str, String)>,
     /// What the managers said of nodes that are dead to them.
     called_dead: BTreeSet<String>,
     /// Everything is printed as it comes.
@@ -94,9 +100,9 @@ pub(crate) fn panics() -> usize {
     with(|trace| trace.panics.len())
 }
 
-/// What broke election safety since this was asked last.
-pub(crate) fn second_leaders() -> Vec<String> {
-    with(|trace| std::mem::take(&mut trace.second_leaders))
+/// What broke a promise since this was asked last: the check, and what it saw.
+pub(crate) fn broken() -> Vec<(&'static str, String)> {
+    with(|trace| std::mem::take(&mut trace.broken))
 }
 
 impl Trace {
@@ -107,7 +113,17 @@ impl Trace {
         let known = *self.leaders.entry(key).or_insert(this);
         if known != this {
             let detail = format!("group {group}, term {term}: {known:?} and {this:?}");
-            self.second_leaders.push(detail);
+            self.broken.push(("one leader per term", detail));
+        }
+    }
+
+    /// Every node that comes to an epoch finds the same members in it, and the same primary.
+    fn configured(&mut self, fields: &str) {
+        let Some((epoch, members)) = fields.split_once(MEMBERS) else { return };
+        let known = self.configurations.entry(epoch.to_owned()).or_insert(members.to_owned());
+        if known != members {
+            let detail = format!("{epoch}: {known} and {members}");
+            self.broken.push(("one configuration per epoch", detail));
         }
     }
 
@@ -140,6 +156,11 @@ impl Trace {
     /// How many replicas were seen to lead, each in a term of its own.
     pub fn elections(&self) -> u64 {
         self.leaders.len() as u64
+    }
+
+    /// How many epochs data nodes have come to.
+    pub fn epochs(&self) -> u64 {
+        self.configurations.len() as u64
     }
 
     /// The last events, oldest first.
@@ -222,6 +243,9 @@ impl Subscriber for LogLines {
             if line.message == NODE_STATE && line.fields.ends_with(DEAD) {
                 trace.called_dead.insert(line.fields);
                 return;
+            }
+            if line.message == CONFIGURED {
+                trace.configured(&line.fields);
             }
             if level == Level::ERROR
                 && (trace.errors.len() < ERRORS_KEPT || trace.errors.contains_key(&line.message))

@@ -87,10 +87,7 @@ impl Disk for Mount {
     fn remove(&self, path: &Path) -> io::Result<()> {
         let mut platter = self.changing()?;
         match platter.names.get(path) {
-            Some(Entry::File(_)) => {
-                platter.change_names(NameChange::Removed(path.to_owned()));
-                Ok(())
-            }
+            Some(Entry::File(_)) => platter.change_names(NameChange::Removed(path.to_owned())),
             Some(Entry::Directory) => Err(errno(libc::EISDIR)),
             None => Err(io::ErrorKind::NotFound.into()),
         }
@@ -104,7 +101,7 @@ impl Disk for Mount {
         }
         // Deepest first, each by itself: a crash leaves a part.
         for path in below.into_iter().rev() {
-            self.changing()?.change_names(NameChange::Removed(path));
+            self.changing()?.change_names(NameChange::Removed(path))?;
         }
         Ok(())
     }
@@ -115,8 +112,7 @@ impl Disk for Mount {
             return Err(io::ErrorKind::NotFound.into());
         }
         platter.require_parent(target)?;
-        platter.change_names(NameChange::Renamed(source.to_owned(), target.to_owned()));
-        Ok(())
+        platter.change_names(NameChange::Renamed(source.to_owned(), target.to_owned()))
     }
 
     fn create_directory(&self, path: &Path) -> io::Result<()> {
@@ -126,7 +122,7 @@ impl Disk for Mount {
             path.ancestors().take_while(|path| !known(path)).map(Path::to_owned).collect()
         };
         for path in missing.into_iter().rev() {
-            self.changing()?.change_names(NameChange::Set(path, Entry::Directory));
+            self.changing()?.add_name(&path, Entry::Directory)?;
         }
         match self.alive()?.names.get(path) {
             Some(Entry::Directory) => Ok(()),

@@ -27,6 +27,8 @@ pub struct DiskOptions {
     pub name_loss: NameLoss,
     /// Failed reads, in a million (F9).
     pub read_errors: u32,
+    /// Files in which a write that is meant for another one may land: those that have copies elsewhere.
+    pub may_be_hit: fn(&Path) -> bool,
 }
 
 /// What a disk held at a time, as far as it was durable.
@@ -53,15 +55,17 @@ pub enum Ordered {
     FailWrite,
     /// The next sync fails with EIO.
     FailSync,
+    /// The next change of a name fails with EIO.
+    FailName,
     /// The next read fails with EIO (F9).
     FailRead,
     /// The next write is acknowledged and goes nowhere (F4).
     LoseWrite,
-    /// The next write lands in another block of its file (F6).
+    /// The next write lands in another block of its file, or in another file (F6).
     MisdirectWrite,
 }
 
-/// A write that was acknowledged and went nowhere.
+/// A write that was acknowledged and is not where it should be.
 #[derive(Clone, Debug)]
 struct Lost {
     number: u64,
@@ -133,6 +137,8 @@ pub struct Platter {
     /// Every change is one.
     pub effects: Arc<Effects>,
     pub ordered: VecDeque<Ordered>,
+    /// Orders that were carried out. Emptied by who counts them.
+    pub carried_out: Vec<Ordered>,
     /// The last one, while its file was not written since.
     lost: Option<Lost>,
     /// Syncs succeed and make nothing durable.
@@ -161,6 +167,7 @@ impl Platter {
             has_failed: false,
             effects: Arc::default(),
             ordered: VecDeque::new(),
+            carried_out: Vec::new(),
             lost: None,
             drops_syncs: false,
             counts: DiskCounts::default(),
@@ -193,13 +200,15 @@ impl Platter {
     /// Whether this was ordered for the next call of its kind.
     fn takes_order(&mut self, kind: Ordered) -> bool {
         let place = self.ordered.iter().position(|ordered| *ordered == kind);
-        place.and_then(|place| self.ordered.remove(place)).is_some()
+        let taken = place.and_then(|place| self.ordered.remove(place));
+        self.carried_out.extend(taken);
+        taken.is_some()
     }
 
     fn ordered(&mut self, kind: Ordered) -> io::Result<()> {
         if self.takes_order(kind) {
             self.counts.errors += 1;
-            self.has_failed |= matches!(kind, Ordered::FailWrite | Ordered::FailSync);
+            self.has_failed |= kind != Ordered::FailRead;
             return Err(eio());
         }
         Ok(())
@@ -218,10 +227,23 @@ impl Platter {
     pub(super) fn create(&mut self, path: &Path) -> io::Result<u64> {
         self.require_parent(path)?;
         let number = self.next_file;
+        self.add_name(path, Entry::File(number))?;
         self.next_file += 1;
         self.files.insert(number, FileNode::default());
-        self.change_names(NameChange::Set(path.to_owned(), Entry::File(number)));
         Ok(number)
+    }
+
+    /// A new file or directory. A full disk has no room for its name either (F8).
+    pub(super) fn add_name(&mut self, path: &Path, entry: Entry) -> io::Result<()> {
+        if self.allocated + BLOCK > self.options.capacity_bytes {
+            return Err(self.is_full());
+        }
+        self.change_names(NameChange::Set(path.to_owned(), entry))
+    }
+
+    fn is_full(&mut self) -> io::Error {
+        self.counts.full += 1;
+        io::Error::from_raw_os_error(libc::ENOSPC)
     }
 
     pub(super) fn require_parent(&self, path: &Path) -> io::Result<()> {
@@ -232,9 +254,11 @@ impl Platter {
         }
     }
 
-    pub(super) fn change_names(&mut self, change: NameChange) {
+    pub(super) fn change_names(&mut self, change: NameChange) -> io::Result<()> {
+        self.ordered(Ordered::FailName)?;
         change.apply(&mut self.names);
         self.unsynced_names.push(change);
+        Ok(())
     }
 
     pub(super) fn sync_names(&mut self, directory: &Path) -> io::Result<()> {
@@ -297,40 +321,51 @@ impl Platter {
         self.counts.writes += 1;
         self.ordered(Ordered::FailWrite)?;
         self.lost.take_if(|lost| lost.number == number);
+        let (mut number, mut offset) = (number, offset);
         if self.takes_order(Ordered::LoseWrite) {
             self.counts.lost_writes += 1;
             self.lost = Some(Lost { number, bytes: bytes.to_vec(), offset });
             return Ok(());
         }
-        let Some(offset) = self.lands_at(number, offset, bytes.len() as u64)? else {
-            return Ok(());
-        };
+        if self.takes_order(Ordered::MisdirectWrite) {
+            self.counts.misdirected += 1;
+            self.lost = Some(Lost { number, bytes: bytes.to_vec(), offset });
+            match self.lands_at(number, offset, bytes.len() as u64) {
+                Some(elsewhere) => (number, offset) = elsewhere,
+                None => return Ok(()),
+            }
+        }
         let capacity = self.options.capacity_bytes;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
         let added = file.current.missing_blocks(offset, bytes.len() as u64) * BLOCK;
         if added > 0 && self.allocated + added > capacity {
-            self.counts.full += 1;
-            return Err(io::Error::from_raw_os_error(libc::ENOSPC));
+            return Err(self.is_full());
         }
         self.allocated += added;
         file.write(bytes, offset);
         Ok(())
     }
 
-    /// Where a write goes: elsewhere, if that was ordered, over what the file holds there. Nowhere, if
-    /// it holds nothing of that length: bytes in a hole would harm nobody, and be nobody's to free.
-    fn lands_at(&mut self, number: u64, offset: u64, length: u64) -> io::Result<Option<u64>> {
-        if !self.takes_order(Ordered::MisdirectWrite) {
-            return Ok(Some(offset));
-        }
-        self.counts.misdirected += 1;
+    /// Where a write goes that goes astray: over what its file holds in another block, or over what another file
+    /// holds. Nowhere, if that holds nothing of that length: bytes in a hole would harm nobody, and be nobody's
+    /// to free.
+    fn lands_at(&mut self, number: u64, offset: u64, length: u64) -> Option<(u64, u64)> {
         let (own, within) = (offset / BLOCK, offset % BLOCK);
-        let content = &self.file(number)?.current;
+        let is_other = |(path, entry): (&PathBuf, &Entry)| match entry {
+            Entry::File(other) if *other != number && (self.options.may_be_hit)(path) => {
+                Some(*other)
+            }
+            _ => None,
+        };
+        let others: Vec<u64> = self.names.iter().filter_map(is_other).collect();
+        let other =
+            if self.random.chance(1, 2) { self.random.pick(&others).copied() } else { None };
+        let hit = other.unwrap_or(number);
+        let content = &self.files.get(&hit)?.current;
         let is_full = |block: u64| content.missing_blocks(block * BLOCK + within, length) == 0;
-        let mut others = content.block_numbers();
-        others.retain(|block| *block != own && is_full(*block));
-        let block = self.random.pick(&others);
-        Ok(block.map(|block| block * BLOCK + within))
+        let mut blocks = content.block_numbers();
+        blocks.retain(|block| (hit != number || *block != own) && is_full(*block));
+        self.random.pick(&blocks).map(|block| (hit, block * BLOCK + within))
     }
 
     pub(super) fn punch(&mut self, number: u64, offset: u64, length: u64) -> io::Result<()> {
@@ -421,8 +456,8 @@ impl Platter {
     pub fn end_life(&mut self) {
         self.life += 1;
         self.effects.go_on();
-        // A process reads most when it starts.
-        self.ordered.retain(|ordered| *ordered == Ordered::FailRead);
+        // A process reads most when it starts, and makes most names.
+        self.ordered.retain(|it| matches!(it, Ordered::FailRead | Ordered::FailName));
         // The log has been read as it is: what is lost now stays so.
         self.lost = None;
         self.locks.clear();

@@ -21,6 +21,20 @@ const ROTTEN_AT_REST: u64 = 8;
 /// By then the managers have heard what a node that starts has lost.
 const ROT_IS_SEEN_MS: u64 = 10_000;
 
+/// Whether a file is of a replica: others have what it holds.
+pub(super) fn has_copies(path: &Path) -> bool {
+    is_below(path, &REPLICA)
+}
+
+/// The kind of a fault that a disk was ordered to make.
+pub(super) fn name_of(ordered: Ordered) -> &'static str {
+    match ordered {
+        Ordered::FailWrite | Ordered::FailSync | Ordered::FailName => "disk-error",
+        Ordered::FailRead => "read-error",
+        Ordered::LoseWrite | Ordered::MisdirectWrite => "lie",
+    }
+}
+
 /// Whether a file is below a directory of one of these names.
 fn is_below(path: &Path, names: &[&str]) -> bool {
     let is_one = |part: &OsStr| names.iter().any(|name| part == *name);
@@ -93,6 +107,7 @@ impl Simulation {
             Fault::Freeze(a, _)
             | Fault::FailedWrite(a, _)
             | Fault::FailedSync(a, _)
+            | Fault::FailedName(a, _)
             | Fault::Pause(a, _)
             | Fault::WallJump(a, _)
             | Fault::SlowDisk(a, _)
@@ -109,7 +124,7 @@ impl Simulation {
         }
     }
 
-    /// False if nothing has happened, or not yet.
+    /// False if nothing has happened, or not yet: what a disk is ordered to do counts when it does.
     fn inflict(&mut self, fault: Fault) -> bool {
         match fault {
             Fault::Kill(place) => return self.stop(place, Ending::Process),
@@ -153,16 +168,14 @@ impl Simulation {
                     locked(&self.wires).set_slow(placed.machine.address, extra_ms);
                 }
             }
-            Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
-            Fault::LostWrite(place) => return self.order_lie(place, Ordered::LoseWrite),
-            Fault::MisdirectedWrite(place) => {
-                return self.order_lie(place, Ordered::MisdirectWrite);
-            }
-            Fault::FailedWrite(place, _) => self.order_failure(place, Ordered::FailWrite),
-            Fault::FailedSync(place, _) => {
-                // What the disk drops then is lost as in a power cut.
-                self.order_failure(place, Ordered::FailSync);
-                self.unsynced_were_lost(place);
+            Fault::FailedRead(_)
+            | Fault::LostWrite(_)
+            | Fault::MisdirectedWrite(_)
+            | Fault::FailedWrite(..)
+            | Fault::FailedSync(..)
+            | Fault::FailedName(..) => {
+                self.order_of(fault);
+                return false;
             }
             Fault::FullDisk(place) => {
                 if let Some(placed) = self.machines.get(place) {
@@ -310,6 +323,19 @@ impl Simulation {
         self.machines.get(place).is_some_and(|placed| placed.part == part)
     }
 
+    /// Orders what a disk is to do.
+    fn order_of(&mut self, fault: Fault) {
+        match fault {
+            Fault::FailedRead(place) => self.order(place, Ordered::FailRead),
+            Fault::LostWrite(place) => self.order_lie(place, Ordered::LoseWrite),
+            Fault::MisdirectedWrite(place) => self.order_lie(place, Ordered::MisdirectWrite),
+            Fault::FailedWrite(place, _) => self.order_failure(place, Ordered::FailWrite),
+            Fault::FailedSync(place, _) => self.order_failure(place, Ordered::FailSync),
+            Fault::FailedName(place, _) => self.order_failure(place, Ordered::FailName),
+            _ => {}
+        }
+    }
+
     fn order(&self, place: usize, what: Ordered) {
         if let Some(placed) = self.machines.get(place) {
             placed.machine.disk().ordered.push_back(what);
@@ -317,16 +343,14 @@ impl Simulation {
     }
 
     /// One at a time: an overwrite of which the bytes and the checksum are both lost cannot be noticed.
-    fn order_lie(&mut self, place: usize, what: Ordered) -> bool {
+    fn order_lie(&mut self, place: usize, what: Ordered) {
         let is_idle = |placed: &Placed| placed.machine.disk().ordered.is_empty();
-        let lies = self.machines.get(place).is_some_and(is_idle);
-        if lies {
+        if self.machines.get(place).is_some_and(is_idle) {
             if self.is_part(place, Part::Data) {
                 self.harmed.insert(place);
             }
             self.order(place, what);
         }
-        lies
     }
 
     fn order_failure(&mut self, place: usize, failure: Ordered) {
@@ -340,6 +364,15 @@ impl Simulation {
         let hit = placed.machine.disk().rot(|path| is_below(path, names));
         trace::note(&format!("a bit flips: {hit:?}"));
         hit.is_some()
+    }
+
+    /// What is on the disks can be read: all servers start again at once, and have all that they had.
+    pub(super) fn read_again(&mut self) {
+        for place in self.places(|placed| placed.part.is_server()) {
+            self.stop(place, Ending::Process);
+        }
+        self.start_servers();
+        self.want(Wanted::Whole, WHOLE_MS, "disk formats readable");
     }
 
     /// One server of each kind finds extents, logs, states and snapshots damaged when it starts. (While

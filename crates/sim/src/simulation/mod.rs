@@ -146,6 +146,7 @@ impl Simulation {
                 capacity_bytes: DISK_BYTES,
                 name_loss: self.options.name_loss,
                 read_errors: 0,
+                may_be_hit: harm::has_copies,
             };
             let disk =
                 Platter::new(options, Random::new(self.options.seed, &format!("disk {name}")));
@@ -192,10 +193,7 @@ impl Simulation {
         for place in 0..self.machines.len() {
             let Some(placed) = self.machines.get_mut(place) else { continue };
             let ended = placed.machine.step(self.now_ms);
-            let has_failed = std::mem::take(&mut placed.machine.disk().has_failed);
-            if has_failed {
-                self.unsynced_were_lost(place);
-            }
+            self.look_at_disk(place);
             let Some(placed) = self.machines.get_mut(place) else { continue };
             if placed.machine.is_at_end() {
                 self.crash(place);
@@ -204,11 +202,24 @@ impl Simulation {
             }
         }
         trace::set_machine("");
-        for detail in trace::second_leaders() {
-            self.failed("one leader per term", &detail);
+        for (check, detail) in trace::broken() {
+            self.failed(check, &detail);
         }
         let wires = locked(&self.wires);
         trace::mix(&[wires.counts.packets, wires.counts.bytes, wires.counts.connections]);
+    }
+
+    /// Counts what its disk did to it.
+    fn look_at_disk(&mut self, place: usize) {
+        let Some(placed) = self.machines.get(place) else { return };
+        let (has_failed, carried_out) = {
+            let mut disk = placed.machine.disk();
+            (std::mem::take(&mut disk.has_failed), std::mem::take(&mut disk.carried_out))
+        };
+        if has_failed {
+            self.unsynced_were_lost(place);
+        }
+        carried_out.into_iter().for_each(|ordered| self.happened(harm::name_of(ordered), true));
     }
 
     /// Nothing that a machine does has an effect any more.
@@ -463,6 +474,9 @@ impl Simulation {
         self.want(Wanted::Whole, WHOLE_MS, "replicas equal");
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
+        }
+        if !self.is_over() {
+            self.read_again();
         }
     }
 

@@ -12,6 +12,8 @@ use crate::history::{Key, Outcome, outcome_of};
 const FILE_NAMES: u64 = 10;
 /// Names of directories in one directory.
 const DIRECTORY_NAMES: u64 = 4;
+/// Names of symbolic links in one directory.
+const SYMLINK_NAMES: u64 = 4;
 /// Directories in use at most.
 const DIRECTORIES_MAX: usize = 12;
 /// Entries of one page.
@@ -43,6 +45,10 @@ fn removed(result: &Result<(), FsError>) -> Option<Call> {
 impl Worker {
     pub(super) fn file_key(&mut self) -> Option<Key> {
         Some((self.directory(), self.name('f', FILE_NAMES)?))
+    }
+
+    fn symlink_key(&mut self) -> Option<Key> {
+        Some((self.directory(), self.name('s', SYMLINK_NAMES)?))
     }
 
     fn directory_key(&mut self) -> Option<Key> {
@@ -88,8 +94,31 @@ impl Worker {
         self.end(&key, place, &result, removed(&result));
     }
 
+    /// A symbolic link is made, and read.
+    pub(super) async fn symlink(&mut self) {
+        let Some(key) = self.symlink_key() else { return };
+        let (began, place) = (Instant::now(), self.begin(&key, Call::Made(None)));
+        let wanted = target_of(&key.1);
+        let making = self.client.symlink(key.0, &key.1, wanted.as_bytes(), CREATION);
+        let result = making.await.map(|made| made.inode);
+        self.ended("symlink", &what(&key), began, &result);
+        self.end(&key, place, &result, made(&result));
+        let Ok(inode) = result else { return };
+        let began = Instant::now();
+        let read = self.client.readlink(inode).await;
+        self.ended("readlink", &inode.to_string(), began, &read);
+        if let Ok(target) = read
+            && target != wanted.as_bytes()
+        {
+            let detail = format!("{} leads to {target:?}", what(&key));
+            self.plan.history.borrow_mut().violated("targets of links", detail);
+        }
+    }
+
     pub(super) async fn unlink(&mut self) {
-        let Some(key) = self.file_key() else { return };
+        let of_link = self.random.chance(1, 4);
+        let key = if of_link { self.symlink_key() } else { self.file_key() };
+        let Some(key) = key else { return };
         let (began, place) = (Instant::now(), self.begin(&key, Call::Removed));
         let result = self.client.unlink(key.0, &key.1).await;
         self.ended("unlink", &what(&key), began, &result);
@@ -206,6 +235,11 @@ impl Worker {
             history.saw(&(directory, name), begin, Call::Saw(seen));
         }
     }
+}
+
+/// What a symbolic link of this name leads to. Links are not renamed.
+pub(super) fn target_of(name: &Name) -> String {
+    format!("../where {name} leads to")
 }
 
 pub(super) fn what((parent, name): &Key) -> String {

@@ -8,6 +8,7 @@ use milpa_model::dentry::Call;
 use milpa_model::tree::Tree;
 use milpa_types::{Attributes, DataError, FileKind, InodeId, Name};
 
+use super::names::target_of;
 use crate::history::SharedHistory;
 use crate::observer::LOST;
 use crate::trace;
@@ -116,6 +117,13 @@ async fn walk(
                     let problem = size_problem(client, &attributes, content.len() as u64).await?;
                     if let Some(problem) = problem {
                         history.borrow_mut().violated("file size at the end", problem);
+                    }
+                }
+                FileKind::Symlink => {
+                    let target = client.readlink(attributes.inode).await?;
+                    if target != target_of(&name).as_bytes() {
+                        let detail = format!("{directory}/{name} leads to {target:?}");
+                        history.borrow_mut().violated("targets of links", detail);
                     }
                 }
                 _ => {}

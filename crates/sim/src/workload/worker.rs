@@ -125,8 +125,9 @@ impl Worker {
             80..83 => self.rename().await,
             83 => self.rename_directory().await,
             84..86 => self.link().await,
-            86..90 => self.readdir().await,
-            90..96 => self.lookup().await,
+            86..88 => self.symlink().await,
+            88..91 => self.readdir().await,
+            91..96 => self.lookup().await,
             _ => self.getattr().await,
         }
         if self.files.len() > FILES_OPEN_MAX {
