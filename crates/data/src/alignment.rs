@@ -76,6 +76,14 @@ pub fn decide(claims: &[Claim], committed: u64, complete: bool, prefer: NodeId) 
     }
 }
 
+/// Who can send `length` bytes to a member that lacks some of them: all that have as many, and the node that leads the
+/// alignment, which was made whole first.
+pub fn sources(member: NodeId, own: NodeId, claims: &[Claim], length: u64) -> Vec<NodeId> {
+    let has_all = |claim: &&Claim| claim.state.is_some_and(|state| state.length >= length);
+    let others = claims.iter().filter(has_all).map(|claim| claim.node);
+    others.filter(|node| ![member, own].contains(node)).chain([own]).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use milpa_types::{Epoch, ExtentId, InodeId, SessionId};
@@ -99,6 +107,22 @@ mod tests {
     fn claims(states: &[Option<ExtentState>]) -> Vec<Claim> {
         let nodes = (1..).map(NodeId);
         nodes.zip(states).map(|(node, state)| Claim { node, state: *state }).collect()
+    }
+
+    /// A replica is made from all others that have what it lacks, and from none that has less.
+    #[test]
+    fn all_that_have_as_much_send_what_one_lacks() {
+        let claims = claims(&[
+            Some(state(900, 0, true)),
+            Some(state(900, 0, true)),
+            Some(state(899, 0, true)),
+            Some(state(1_000, 0, false)),
+            None,
+        ]);
+        let to = |member| sources(NodeId(member), NodeId(1), &claims, 900);
+        assert_eq!(to(5), [2, 4, 1].map(NodeId));
+        assert_eq!(to(2), [4, 1].map(NodeId));
+        assert_eq!(sources(NodeId(5), NodeId(3), &claims[2..3], 900), [NodeId(3)]);
     }
 
     #[track_caller]

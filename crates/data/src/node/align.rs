@@ -11,7 +11,7 @@ use milpa_types::{DataError, Epoch, ExtentId, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataRequest};
 use tokio::task::JoinSet;
 
-use crate::alignment::{Claim, Decision, decide};
+use crate::alignment::{Claim, Decision, decide, sources};
 use crate::store::{NewExtent, StoreError};
 
 use super::disk::Disk;
@@ -310,16 +310,12 @@ impl Run {
         if is_here { Ok(true) } else { Err(DataError::NoExtent) }
     }
 
-    /// Who sends a member what it lacks: this node, or another one that has as much.
+    /// Who sends a member what it lacks: this node and others take turns.
     fn source_for(&self, member: NodeId, claims: &[Claim], length: u64) -> NodeId {
-        let has_all = |claim: &&Claim| claim.state.is_some_and(|state| state.length >= length);
-        let others = claims.iter().filter(has_all).map(|claim| claim.node);
-        let mut sources: Vec<NodeId> =
-            others.filter(|node| *node != member && *node != self.node).collect();
-        sources.push(self.node);
+        let sources = sources(member, self.node, claims, length);
         let turn = self.fills.get();
         self.fills.set(turn.wrapping_add(1));
-        sources.get(turn % sources.len()).copied().unwrap_or(self.node)
+        sources.get(turn % sources.len().max(1)).copied().unwrap_or(self.node)
     }
 
     async fn tell(
