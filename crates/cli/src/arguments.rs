@@ -85,6 +85,11 @@ docs/operations.md says what each finding means and what to do.")]
         /// Mend what can be mended without losing anything, and say what was done
         #[arg(long)]
         repair: bool,
+        /// How long bytes of no file may wait for their data node to have them deleted. More if its
+        /// `writer_silent_ms` is more than a minute
+        #[arg(long, value_name = "SECONDS", default_value_t = milpa_fsck::PATIENCE.as_secs(),
+              value_parser = clap::value_parser!(u64).range(..=86_400))]
+        patience: u64,
     },
     /// Inode, layout and replicas of a file on a mounted volume
     Info {

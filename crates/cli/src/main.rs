@@ -14,6 +14,7 @@ mod size;
 mod table;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use clap::{CommandFactory, Parser};
 use milpa_types::Role;
@@ -55,7 +56,11 @@ fn run() -> Outcome {
         Command::Partition(partition) => {
             command::partition::run(&Cluster::find(given)?, partition, json)
         }
-        Command::Fsck { volume, repair } => command::fsck::run(given, volume, repair, json),
+        Command::Fsck { volume, repair, patience } => {
+            let patience = Duration::from_secs(patience);
+            let options = milpa_fsck::Options { repairs: repair, patience };
+            command::fsck::run(given, volume, &options, json)
+        }
         Command::Info { path } => command::info::run(&path, json),
         Command::Init { managers, directory } => command::init::init(&directory, &managers),
         Command::Config { role } => command::init::config(role),

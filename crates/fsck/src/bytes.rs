@@ -72,7 +72,7 @@ async fn fill(
 
 /// Which extents of a data partition are asked for.
 #[derive(Clone, Copy)]
-enum Extents {
+pub(crate) enum Extents {
     /// All in this range, also those that no file refers to.
     Between(Place, Place),
     /// Those that are referred to.
@@ -100,9 +100,11 @@ async fn compare_all(
             problems.extend(of_it.iter().map(|reference| (*reference, What::NoPartition)));
             continue;
         }
-        let replicas = replicas(servers, partition, of_it, extents).await?;
+        let mut referred: Vec<ExtentId> = of_it.iter().map(|it| it.place.1).collect();
+        referred.dedup();
+        let replicas = replicas(servers, partition, &referred, extents).await?;
         if let Extents::Between(..) = extents {
-            count(found, of_it, &replicas);
+            count(found, partition, &referred, &replicas);
         }
         problems.extend(compare(of_it, &replicas));
         found.tell(Stage::Content);
@@ -110,26 +112,42 @@ async fn compare_all(
     Ok(problems)
 }
 
-fn count(found: &mut Found<'_>, references: &[Reference], replicas: &[Replica]) {
-    let held: BTreeSet<ExtentId> =
-        replicas.iter().flat_map(|it| it.extents.keys()).copied().collect();
-    let referred: BTreeSet<ExtentId> = references.iter().map(|it| it.place.1).collect();
-    found.counts.extents += held.len() as u64;
-    found.counts.unreferenced += held.difference(&referred).count() as u64;
+/// Counts the extents of a partition, and notes those to which no file refers; `referred` is in order.
+fn count(
+    found: &mut Found<'_>,
+    partition: PartitionId,
+    referred: &[ExtentId],
+    replicas: &[Replica],
+) {
+    let mut longest: BTreeMap<ExtentId, &ExtentState> = BTreeMap::new();
+    for state in replicas.iter().flat_map(|it| it.extents.values()) {
+        let known = longest.entry(state.extent).or_insert(state);
+        if known.length < state.length {
+            *known = state;
+        }
+    }
+    found.counts.extents += longest.len() as u64;
+    longest.retain(|extent, _| referred.binary_search(extent).is_err());
+    for (extent, state) in longest {
+        found.counts.unreferenced += 1;
+        found.counts.unreferenced_bytes += state.length;
+        found.unreferenced.add((partition, extent), state);
+    }
 }
 
-/// What the members of a data partition hold. A member that does not answer is soon none any more.
-async fn replicas(
+/// What the members of a data partition hold, and what is freed there of the extents `referred`. A member
+/// that does not answer is soon none any more.
+pub(crate) async fn replicas(
     servers: &mut Servers<'_>,
     partition: PartitionId,
-    references: &[Reference],
+    referred: &[ExtentId],
     extents: Extents,
 ) -> Result<Vec<Replica>, FsckError> {
     let started = Instant::now();
     loop {
         let record = servers.view().data.iter().find(|data| data.id == partition).cloned();
         let Some(record) = record else { return Ok(Vec::new()) };
-        let last = match all_members(servers, &record, references, extents).await {
+        let last = match all_members(servers, &record, referred, extents).await {
             Ok(replicas) => return Ok(replicas),
             Err(error) => error,
         };
@@ -145,23 +163,21 @@ async fn replicas(
 async fn all_members(
     servers: &Servers<'_>,
     record: &DataPartition,
-    references: &[Reference],
+    referred: &[ExtentId],
     extents: Extents,
 ) -> Result<Vec<Replica>, String> {
-    let mut referred: Vec<ExtentId> = references.iter().map(|it| it.place.1).collect();
-    referred.dedup();
     let mut replicas = Vec::new();
     for node in &record.members {
         let member = Member { servers, record, node: *node };
         let states = match extents {
-            Extents::Referred => member.some_states(&referred).await?,
+            Extents::Referred => member.some_states(referred).await?,
             Extents::Between(first, last) => {
                 let low = if first.0 == record.id { first.1 } else { ExtentId(0) };
                 let high = if last.0 == record.id { last.1 } else { ExtentId(u64::MAX) };
                 member.all_states(low, high).await?
             }
         };
-        let freed = member.freed(&referred).await?;
+        let freed = member.freed(referred).await?;
         let extents = states.into_iter().map(|state| (state.extent, state)).collect();
         replicas.push(Replica { node: *node, extents, freed });
     }

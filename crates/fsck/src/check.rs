@@ -1,5 +1,7 @@
 //! The check of one volume, from its partitions to its report.
 
+use std::time::Duration;
+
 use milpa_host::clock::Instant;
 use milpa_host::managers::Managers;
 use milpa_host::telemetry::with_sources;
@@ -8,7 +10,8 @@ use serde::Serialize;
 
 use crate::ask::{FsckError, Servers};
 use crate::finding::{Code, Finding};
-use crate::{bytes, names, paths, repair};
+use crate::strays::Unreferenced;
+use crate::{bytes, names, paths, repair, strays};
 
 /// Findings that are told one by one; the others are counted.
 const FINDINGS_MAX: usize = 10_000;
@@ -24,8 +27,11 @@ pub struct Counts {
     pub segments: u64,
     /// Extents on data nodes.
     pub extents: u64,
-    /// Extents to which no file refers: they are being written, or deleted.
+    /// Extents to which no file referred: they were being written, or waited to be deleted. Those that nobody
+    /// deletes are found one by one.
     pub unreferenced: u64,
+    /// Their lengths; some of these bytes may be freed already.
+    pub unreferenced_bytes: u64,
     /// Inodes that were looked at several times, as something was being done to them.
     pub suspects: u64,
 }
@@ -71,19 +77,31 @@ pub enum Stage {
     Content,
     /// What looked wrong is looked at again.
     Suspects,
+    /// Extents of no file are given time to go.
+    Strays,
 }
 
-/// Checks one volume while it is in use, and mends what is safe to mend if `repairs`. `tell` hears how
+/// What to do.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// Mend what is safe to mend.
+    pub repairs: bool,
+    /// How long bytes of no file may wait for a data node to ask about them. [`PATIENCE`](crate::PATIENCE), unless the
+    /// nodes' `writer_silent_ms` is longer than usual.
+    pub patience: Duration,
+}
+
+/// Checks one volume while it is in use, and mends what is safe to mend if asked to. `tell` hears how
 /// far it is, now and then. When a server does not answer the report is [`Report::incomplete`].
 pub async fn check(
     managers: &Managers,
     volume: &Volume,
-    repairs: bool,
+    options: &Options,
     tell: &mut dyn FnMut(Stage, &Counts),
 ) -> Report {
     let started = Instant::now();
     let mut found = Found::new(tell);
-    let outcome = look_and_mend(managers, volume, repairs, &mut found).await;
+    let outcome = look_and_mend(managers, volume, options, &mut found).await;
     Report {
         volume: volume.name.clone(),
         counts: found.counts,
@@ -98,25 +116,34 @@ pub async fn check(
 async fn look_and_mend(
     managers: &Managers,
     volume: &Volume,
-    repairs: bool,
+    options: &Options,
     found: &mut Found<'_>,
 ) -> Result<(), FsckError> {
     let mut servers = Servers::of(managers, volume.id).await?;
     let meta_replicas = servers.meta_replicas().await?;
     of_view(servers.view(), meta_replicas).into_iter().for_each(|finding| found.add(finding));
-    let looked = look(&mut servers, found).await;
+    let looked = look(&mut servers, found, options.patience).await;
     // What was found until then needs its paths, and its repairs, each of which is proven by itself.
     let mended = async {
         paths::find(&mut servers, &mut found.findings).await?;
-        if repairs { repair::repair(&mut servers, &mut found.findings).await } else { Ok(()) }
+        if options.repairs {
+            repair::repair(&mut servers, &mut found.findings).await
+        } else {
+            Ok(())
+        }
     };
     let mended = mended.await;
     looked.and(mended)
 }
 
-async fn look(servers: &mut Servers<'_>, found: &mut Found<'_>) -> Result<(), FsckError> {
+async fn look(
+    servers: &mut Servers<'_>,
+    found: &mut Found<'_>,
+    patience: Duration,
+) -> Result<(), FsckError> {
     names::check(servers, found).await?;
-    bytes::check(servers, found).await
+    bytes::check(servers, found).await?;
+    strays::judge(servers, found, patience).await
 }
 
 /// What was found so far.
@@ -125,13 +152,14 @@ pub(crate) struct Found<'a> {
     pub findings: Vec<Finding>,
     pub unlisted: u64,
     pub unjudged: u64,
+    pub unreferenced: Unreferenced,
     tell: &'a mut dyn FnMut(Stage, &Counts),
 }
 
 impl<'a> Found<'a> {
     fn new(tell: &'a mut dyn FnMut(Stage, &Counts)) -> Found<'a> {
-        let counts = Counts::default();
-        Found { counts, findings: Vec::new(), unlisted: 0, unjudged: 0, tell }
+        let (counts, unreferenced) = (Counts::default(), Unreferenced::default());
+        Found { counts, findings: Vec::new(), unlisted: 0, unjudged: 0, unreferenced, tell }
     }
 
     /// Notes a finding; of very many the number only.

@@ -135,6 +135,15 @@ impl Replica {
             freed.filter(|(offset, end)| *offset < reference.end() && reference.offset < *end);
         is_long && touching.next().is_none()
     }
+
+    /// How many bytes of an extent are held and not freed. What is freed comes in ranges that do not
+    /// overlap, and may reach beyond the extent.
+    pub(crate) fn live_bytes(&self, extent: ExtentId) -> u64 {
+        let length = self.extents.get(&extent).map_or(0, |state| state.length);
+        let freed = self.freed.get(&extent).into_iter().flatten();
+        let freed = freed.map(|(offset, end)| length.min(*end).saturating_sub(*offset));
+        freed.fold(length, u64::saturating_sub)
+    }
 }
 
 /// What is wrong with bytes that a file refers to.

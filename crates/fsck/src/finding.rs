@@ -1,12 +1,14 @@
 //! What is wrong, in words.
 
 use std::fmt;
+use std::time::Duration;
 
-use milpa_types::{FileKind, InodeId, Name};
+use milpa_types::{FileKind, InodeId, Name, NodeId};
 use milpa_wire::check::{Fault, FaultKind, LookedInode, MetaRepair};
 use serde::Serialize;
 
 use crate::extents::{Reference, What};
+use crate::strays::Candidate;
 use crate::suspects::{Look, Wrong};
 
 /// The kind of a finding. docs/operations.md has a row for each.
@@ -51,6 +53,8 @@ pub enum Code {
     SharedBytes,
     /// Bytes in another file's extent, or in none of the volume's data partitions.
     ForeignBytes,
+    /// Bytes to which no file refers, and that nobody frees.
+    StrayBytes,
 }
 
 impl Code {
@@ -77,6 +81,7 @@ impl Code {
             Code::ReplicaLacks => "replica-lacks",
             Code::SharedBytes => "shared-bytes",
             Code::ForeignBytes => "foreign-bytes",
+            Code::StrayBytes => "stray-bytes",
         }
     }
 }
@@ -105,6 +110,8 @@ pub(crate) enum Remedy {
     /// Nothing.
     #[default]
     None,
+    /// Nothing from here; this helps.
+    Elsewhere(&'static str),
     /// These, each by the partition of this inode.
     Repairs(Vec<(InodeId, MetaRepair)>),
     /// To delete the inode, if no partition has a name for it.
@@ -250,6 +257,30 @@ pub(crate) fn of_bytes(inode: InodeId, what: What, references: &[Reference]) -> 
         inode,
         format!("{bytes} bytes in {} ranges, {place}, {text}", references.len()),
     )
+}
+
+/// Extents of an inode that are strays, at least one.
+pub(crate) fn of_strays(inode: InodeId, strays: &[Candidate], waited: Duration) -> Finding {
+    let bytes: u64 = strays.iter().map(|stray| stray.held.bytes).sum();
+    let is_homeless = strays.iter().any(Candidate::is_homeless);
+    let place = strays.first().map(|first| {
+        let (partition, extent) = first.place;
+        let nodes: Vec<String> = first.held.nodes.iter().map(NodeId::to_string).collect();
+        format!("extent {extent} of data partition {partition} on nodes {}", nodes.join(", "))
+    });
+    let (why, remedy) = if is_homeless {
+        let why = "the volume has no meta partition for this inode that could have them freed";
+        (why.to_owned(), "nobody may free them")
+    } else {
+        let why = format!("nobody has freed them in {} s", waited.as_secs());
+        (why, "data nodes that are restarted have such bytes freed")
+    };
+    let text = format!(
+        "{bytes} bytes in {} extents (first {}) that no file refers to or ever will, and {why}",
+        strays.len(),
+        place.unwrap_or_default(),
+    );
+    Finding { remedy: Remedy::Elsewhere(remedy), ..Finding::new(Code::StrayBytes, inode, text) }
 }
 
 fn word(kind: FileKind) -> &'static str {

@@ -17,6 +17,7 @@ pub(crate) async fn repair(
         let remedy = std::mem::take(&mut finding.remedy);
         let why_not = match &remedy {
             Remedy::None => "nothing is known to be safe",
+            Remedy::Elsewhere(remedy) => remedy,
             _ => "it is not so any more",
         };
         let mut outcome = format!("not repaired: {why_not}");
@@ -24,7 +25,7 @@ pub(crate) async fn repair(
             Remedy::Repairs(repairs) => repairs,
             Remedy::Delete(inode) => deletion(servers, inode).await?.into_iter().collect(),
             Remedy::RemoveNames(inode, removals) if is_missing(servers, inode).await? => removals,
-            Remedy::RemoveNames(..) | Remedy::None => Vec::new(),
+            Remedy::RemoveNames(..) | Remedy::Elsewhere(_) | Remedy::None => Vec::new(),
         };
         if !repairs.is_empty() {
             finding.repair = Some("repair begun, without an answer".to_owned());

@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use milpa_fsck::{Counts, Report, Stage};
+use milpa_fsck::{Counts, Options, Report, Stage};
 use milpa_host::managers::Managers;
 use milpa_types::Volume;
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
@@ -12,14 +12,15 @@ use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use super::{MANAGERS_WAIT, ask_managers, block_on, print_json, unexpected};
 use crate::cluster::Cluster;
 use crate::failure::{Failure, Outcome};
+use crate::size::show_bytes;
 
 /// Between two lines of progress.
 const PROGRESS_EVERY: Duration = Duration::from_millis(500);
 
 /// Checks one volume, or all.
-pub fn run(given: Option<&Path>, volume: Option<String>, repairs: bool, json: bool) -> Outcome {
+pub fn run(given: Option<&Path>, volume: Option<String>, options: &Options, json: bool) -> Outcome {
     // Exit code 1 says that something is wrong with a volume, and nothing else.
-    let reports = check(given, volume, repairs, json).map_err(Failure::of_cluster)?;
+    let reports = check(given, volume, options, json).map_err(Failure::of_cluster)?;
     if json {
         print_json(&reports)?;
     }
@@ -50,7 +51,7 @@ fn outcome_of(reports: &[Report]) -> Outcome {
 fn check(
     given: Option<&Path>,
     volume: Option<String>,
-    repairs: bool,
+    options: &Options,
     json: bool,
 ) -> Outcome<Vec<Report>> {
     let cluster = Cluster::find(given)?;
@@ -60,7 +61,7 @@ fn check(
         for volume in volumes(&managers, volume).await? {
             let mut progress = Progress::new();
             let mut show = |stage, counts: &Counts| progress.show(stage, counts);
-            let report = milpa_fsck::check(&managers, &volume, repairs, &mut show).await;
+            let report = milpa_fsck::check(&managers, &volume, options, &mut show).await;
             progress.clear();
             if !json {
                 print(&report);
@@ -88,6 +89,7 @@ fn print(report: &Report) {
         println!("{finding}");
     }
     let Counts { inodes, dentries, segments, extents, .. } = report.counts;
+    let without_file = without_file(&report.counts);
     let outcome = match report.findings.len() as u64 + report.unlisted {
         0 if report.unjudged > 0 => format!("{} not judged", report.unjudged),
         0 if report.incomplete.is_some() => "no findings so far".to_owned(),
@@ -98,11 +100,22 @@ fn print(report: &Report) {
         found => format!("{found} FINDINGS"),
     };
     println!(
-        "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments, {extents} extents in {:.1} s: {outcome}",
+        "volume {}: checked {inodes} inodes, {dentries} dentries, {segments} segments, {extents} extents{without_file} in {:.1} s: {outcome}",
         report.volume, report.seconds
     );
     if let Some(why) = &report.incomplete {
         println!("volume {}: NOT ALL WAS CHECKED: {why}", report.volume);
+    }
+}
+
+/// How many of the extents no file referred to, if any: what takes space and is in no file's size.
+fn without_file(counts: &Counts) -> String {
+    match (counts.unreferenced, counts.unreferenced_bytes) {
+        (0, _) => String::new(),
+        (extents, bytes) => format!(
+            " ({extents} of no file, up to {}: being written, or waiting to be deleted)",
+            show_bytes(bytes)
+        ),
     }
 }
 
@@ -129,6 +142,7 @@ impl Progress {
             Stage::Names => "counting names",
             Stage::Content => "comparing content maps with extents",
             Stage::Suspects => "looking again at what was changing",
+            Stage::Strays => "waiting until bytes of no file are deleted",
         };
         let Counts { inodes, dentries, .. } = counts;
         eprint!("\r\x1b[K{what}: {inodes} inodes, {dentries} dentries so far");
@@ -168,5 +182,15 @@ mod tests {
             code(&[report(1, 0, None), report(0, 0, Some("silent"))]),
             Some(ExitCode::from(2))
         );
+    }
+
+    #[test]
+    fn extents_without_a_file_are_told_if_there_are_any() {
+        let told = |unreferenced, unreferenced_bytes| {
+            without_file(&Counts { unreferenced, unreferenced_bytes, ..Counts::default() })
+        };
+        assert_eq!(told(0, 0), "");
+        let expected = " (2 of no file, up to 3.0 MiB: being written, or waiting to be deleted)";
+        assert_eq!(told(2, 3 << 20), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! A manager and a meta node that answer from one table of names and inodes. What happens to the volume
+//! A manager, a meta node and data nodes that answer from one table of names, inodes and extents. What happens to the volume
 //! while it is checked, a test does before some request is answered.
 
 use std::cell::{Cell, RefCell};
@@ -9,24 +9,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use milpa_fsck::Report;
+use milpa_fsck::{Options, Report};
 use milpa_host::keys::Key;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::{self, Credential, Identity, Peer, Pool, Reply, Service};
 use milpa_types::{
-    ClusterId, FileKind, InodeId, ManagerError, MetaError, MetaPartition, MetaSlot, Name, Node,
-    NodeId, NodeState, PartitionId, Role, Timestamp, VolumeId, VolumeOptions, VolumeView,
+    ClusterId, DataError, DataPartition, Epoch, ExtentId, FileKind, FreedRange, InodeId,
+    ManagerError, MetaError, MetaPartition, MetaSlot, Name, Node, NodeId, NodeState, PartitionId,
+    Role, SessionId, Timestamp, VolumeId, VolumeOptions, VolumeView,
 };
 use milpa_wire::check::{
     CheckedInode, Fault, Looked, LookedInode, MetaCheck, MetaChecked, MetaRepair, names_wanted,
 };
+use milpa_wire::data::{DataAnswer, DataReply, DataRequest, ExtentState};
 use milpa_wire::decode;
 use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest};
-use milpa_wire::meta::{MetaAnswer, MetaReply, MetaRequest, MetaStatistics};
+use milpa_wire::meta::{ExtentOffer, MetaAnswer, MetaReply, MetaRequest, MetaStatistics, Verdict};
 use tokio::task::LocalSet;
 
 const CLUSTER: ClusterId = ClusterId(42);
 const NODE: NodeId = NodeId(1);
+const DATA_NODES: [NodeId; 3] = [NodeId(4), NodeId(5), NodeId(6)];
+/// The data partition, if the volume has extents.
+pub const DATA: PartitionId = PartitionId(50);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What the volume holds. The partition of slot `n` has id `n + 1`.
@@ -43,6 +48,16 @@ pub struct Volume {
     pub has_strange_content: bool,
     /// Repairs that were asked for, in order.
     pub repairs: Vec<MetaRepair>,
+    /// What each data node holds.
+    pub extents: Vec<ExtentState>,
+    /// What of it is freed.
+    pub freed: Vec<FreedRange>,
+    /// What becomes of these extents; the others are to be deleted.
+    pub wanted: BTreeMap<ExtentId, Verdict>,
+    /// Ranges on the free list of each meta partition.
+    pub freed_waiting: u64,
+    /// For the check.
+    pub patience: Duration,
 }
 
 impl Volume {
@@ -56,7 +71,26 @@ impl Volume {
             faults: Vec::new(),
             has_strange_content: false,
             repairs: Vec::new(),
+            extents: Vec::new(),
+            freed: Vec::new(),
+            wanted: BTreeMap::new(),
+            freed_waiting: 0,
+            patience: milpa_fsck::PATIENCE,
         }
+    }
+
+    /// Makes an extent of this length, for a file of this inode.
+    pub fn extent(&mut self, extent: u64, inode: InodeId, length: u64) {
+        self.extents.push(ExtentState {
+            extent: ExtentId(extent),
+            epoch: Epoch(1),
+            inode,
+            session: SessionId(7),
+            length,
+            committed: length,
+            sealed: true,
+            overwritten: false,
+        });
     }
 
     /// Makes a name in the root directory.
@@ -65,7 +99,7 @@ impl Volume {
         self.names.insert((InodeId::ROOT, name), (inode, FileKind::Directory));
     }
 
-    fn view(&self, node: SocketAddr) -> VolumeView {
+    fn view(&self, meta_node: SocketAddr, data_node: SocketAddr) -> VolumeView {
         let id = VolumeId(1);
         let meta = (0..self.partitions).map(MetaSlot).map(|slot| MetaPartition {
             id: PartitionId(u64::from(slot.0) + 1),
@@ -78,11 +112,22 @@ impl Volume {
             dentries: 0,
             inode_highest: 0,
         });
-        let node = Node {
-            id: NODE,
-            role: Role::Meta,
-            address: node,
-            http_address: node,
+        let data = DataPartition {
+            id: DATA,
+            volume: id,
+            epoch: Epoch(1),
+            members: DATA_NODES.to_vec(),
+            primary: DATA_NODES[0],
+            replicas: DATA_NODES.to_vec(),
+            takes_extents: true,
+            used_bytes: 0,
+            extents: 0,
+        };
+        let node = |id, role, address| Node {
+            id,
+            role,
+            address,
+            http_address: address,
             zone: String::new(),
             region: String::new(),
             state: NodeState::Active,
@@ -91,14 +136,10 @@ impl Volume {
             disks_draining: Vec::new(),
         };
         let (cluster, meta) = (CLUSTER, meta.collect());
-        VolumeView {
-            cluster,
-            version: 1,
-            volume: home(),
-            meta,
-            data: Vec::new(),
-            nodes: vec![node],
-        }
+        let data = if self.extents.is_empty() { Vec::new() } else { vec![data] };
+        let mut nodes = vec![node(NODE, Role::Meta, meta_node)];
+        nodes.extend(DATA_NODES.map(|id| node(id, Role::Data, data_node)));
+        VolumeView { cluster, version: 1, volume: home(), meta, data, nodes }
     }
 
     fn answer(&mut self, request: &MetaRequest) -> MetaReply {
@@ -108,7 +149,9 @@ impl Volume {
                 let slot = slot(partition);
                 let own = self.inodes.keys().filter(|inode| inode.slot() == slot);
                 let inode_highest = own.max().copied().unwrap_or(slot.first_inode());
-                let statistics = MetaStatistics { inode_highest, ..MetaStatistics::default() };
+                let freed_waiting = self.freed_waiting;
+                let statistics =
+                    MetaStatistics { inode_highest, freed_waiting, ..MetaStatistics::default() };
                 Ok(MetaAnswer::Statistics(statistics))
             }
             MetaRequest::Check { partition, check } => {
@@ -153,7 +196,26 @@ impl Volume {
                 MetaChecked::Offers(Vec::new())
             }
             MetaCheck::Segments { .. } => MetaChecked::Segments { found: Vec::new(), next: None },
-            MetaCheck::Offers { .. } => MetaChecked::Offers(Vec::new()),
+            MetaCheck::Offers { offers } => {
+                let verdict = |offer: &ExtentOffer| self.wanted.get(&offer.range.extent).copied();
+                let verdicts = offers.iter().map(|it| verdict(it).unwrap_or(Verdict::Delete));
+                MetaChecked::Offers(verdicts.collect())
+            }
+        }
+    }
+
+    fn answer_data(&self, request: &DataRequest) -> DataReply {
+        match request {
+            DataRequest::ExtentInfo { extents, .. } => {
+                let is_asked =
+                    |it: &&ExtentState| extents.is_empty() || extents.contains(&it.extent);
+                Ok(DataAnswer::Extents(self.extents.iter().filter(is_asked).copied().collect()))
+            }
+            DataRequest::Freed { extents, .. } => {
+                let is_asked = |it: &&FreedRange| extents.contains(&it.extent);
+                Ok(DataAnswer::Freed(self.freed.iter().filter(is_asked).copied().collect()))
+            }
+            _ => Err(DataError::Invalid),
         }
     }
 
@@ -190,12 +252,13 @@ fn home() -> milpa_types::Volume {
 
 type BeforeMeta = dyn FnMut(&MetaRequest, &mut Volume);
 
-/// Both servers.
+/// All servers.
 struct Fake {
     volume: RefCell<Volume>,
     /// What a test does before a request is answered.
     before: RefCell<Box<BeforeMeta>>,
-    address: Cell<SocketAddr>,
+    meta_address: Cell<SocketAddr>,
+    data_address: Cell<SocketAddr>,
 }
 
 impl Fake {
@@ -205,7 +268,8 @@ impl Fake {
                 Err(ManagerError::NoVolume { name: "home".to_owned() })
             }
             ManagerRequest::GetVolumeById { .. } => {
-                let view = self.volume.borrow().view(self.address.get());
+                let view =
+                    self.volume.borrow().view(self.meta_address.get(), self.data_address.get());
                 Ok(ManagerAnswer::Volume(Box::new(view)))
             }
             ManagerRequest::GetMetaReplicas => {
@@ -228,6 +292,10 @@ impl Service for FakeService {
     fn request(&self, _peer: &Peer, body: Bytes, _payload: Bytes, reply: Reply) {
         match self.1 {
             Role::Manager => reply.send(&self.0.manager(&decode(&body).unwrap()), Bytes::new()),
+            Role::Data => {
+                let answer = self.0.volume.borrow().answer_data(&decode(&body).unwrap());
+                reply.send(&answer, Bytes::new());
+            }
             _ => reply.send(&self.0.meta(&decode(&body).unwrap()), Bytes::new()),
         }
     }
@@ -246,13 +314,16 @@ pub fn check(
         let fake = Rc::new(Fake {
             volume: RefCell::new(volume),
             before: RefCell::new(Box::new(before)),
-            address: Cell::new(([127, 0, 0, 1], 0).into()),
+            meta_address: Cell::new(([127, 0, 0, 1], 0).into()),
+            data_address: Cell::new(([127, 0, 0, 1], 0).into()),
         });
         let manager = serve(&fake, &secret, Role::Manager).await;
-        fake.address.set(serve(&fake, &secret, Role::Meta).await);
+        fake.meta_address.set(serve(&fake, &secret, Role::Meta).await);
+        fake.data_address.set(serve(&fake, &secret, Role::Data).await);
         let managers = Managers::new(Pool::new(identity(&secret, Role::Admin)), vec![manager]);
         let (home, tell) = (home(), &mut |_, _: &_| {});
-        let checked = milpa_fsck::check(&managers, &home, true, tell);
+        let options = Options { repairs: true, patience: fake.volume.borrow().patience };
+        let checked = milpa_fsck::check(&managers, &home, &options, tell);
         let report = tokio::time::timeout(PATIENCE, checked).await.unwrap();
         let left = std::mem::replace(&mut *fake.volume.borrow_mut(), Volume::new());
         (report, left)

@@ -9,13 +9,14 @@ mod fake;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use milpa_fsck::Code;
-use milpa_types::{FileKind, InodeId, MetaSlot};
+use milpa_types::{ExtentId, FileKind, FreedRange, InodeId, MetaSlot};
 use milpa_wire::check::{Fault, FaultKind, MetaCheck, MetaRepair};
-use milpa_wire::meta::MetaRequest;
+use milpa_wire::meta::{MetaRequest, Verdict};
 
-use fake::{Volume, check};
+use fake::{DATA, Volume, check};
 
 /// The first inode that the partition of slot 1 gives.
 fn first_of_slot_1() -> InodeId {
@@ -142,4 +143,77 @@ fn a_meta_partition_has_as_many_replicas_as_the_managers_want() {
     assert_eq!(report.findings.len(), 1, "{report:?}");
     assert_eq!(report.findings[0].code, Code::FewReplicas);
     assert_eq!(report.findings[0].text, "meta partition 1 has 3 of 5 replicas");
+}
+
+fn is_offers(request: &MetaRequest) -> bool {
+    matches!(request, MetaRequest::Check { check: MetaCheck::Offers { .. }, .. })
+}
+
+/// Extents 1 and 2 of an inode that was deleted, extent 3 of one that nobody could have given.
+fn with_strays() -> Volume {
+    let mut volume = Volume::new();
+    let gone = InodeId(InodeId::ROOT.0 + 1);
+    volume.extent(1, gone, 1000);
+    volume.extent(2, gone, 100);
+    volume.freed.push(FreedRange { partition: DATA, extent: ExtentId(2), offset: 0, length: 40 });
+    volume.extent(3, first_of_slot_1(), 7);
+    volume.patience = Duration::from_secs(1);
+    volume
+}
+
+/// Bytes that no file refers to, and that were on nobody's list, took space for ever; no check said so.
+#[test]
+fn bytes_that_no_file_refers_to_and_nobody_frees_are_found() {
+    let (report, left) = check(with_strays(), |_, _| {});
+    let counts = report.counts;
+    assert_eq!((counts.extents, counts.unreferenced, counts.unreferenced_bytes), (3, 3, 1107));
+    let found: Vec<_> = report.findings.iter().map(|it| (it.code, it.inode)).collect();
+    let gone = InodeId(InodeId::ROOT.0 + 1);
+    let expected = [(Code::StrayBytes, Some(gone)), (Code::StrayBytes, Some(first_of_slot_1()))];
+    assert_eq!(found, expected, "{report:?}");
+    let [deleted, never] = &report.findings[..] else { panic!("{report:?}") };
+    assert!(deleted.text.starts_with("1060 bytes in 2 extents (first extent "), "{deleted}");
+    assert!(deleted.text.contains("on nodes 4, 5, 6) that no file refers to"), "{deleted}");
+    assert!(deleted.text.contains("nobody has freed them in "), "{deleted}");
+    assert!(never.text.contains("no meta partition for this inode"), "{never}");
+    for finding in &report.findings {
+        let repair = finding.repair.as_deref().unwrap();
+        assert!(repair.starts_with("not repaired: "), "{repair}");
+    }
+    assert_eq!(left.repairs, []);
+}
+
+/// What the ways out of a data node look like from outside, each while it is open.
+#[test]
+fn bytes_that_somebody_may_use_or_free_are_no_findings() {
+    // Files refer to them by now, or a writer that lives may make them part of one.
+    let mut volume = with_strays();
+    volume.partitions = 2;
+    volume.wanted.insert(ExtentId(1), Verdict::Wait);
+    volume.wanted.insert(ExtentId(2), Verdict::Keep);
+    volume.wanted.insert(ExtentId(3), Verdict::Wait);
+    let (report, _) = check(volume, |_, _| {});
+    assert!(report.is_clean() && report.counts.unreferenced == 3, "{report:?}");
+
+    // They wait to be freed, longer than anybody waits for an offer.
+    let mut volume = with_strays();
+    volume.partitions = 2;
+    volume.freed_waiting = 1;
+    let (report, _) = check(volume, |_, _| {});
+    assert!(report.is_clean(), "{report:?}");
+
+    // Data nodes offer them within the usual time, and they go; of one the bytes, and not the extent.
+    let mut volume = with_strays();
+    volume.partitions = 2;
+    volume.patience = Duration::from_secs(600);
+    let looks = Cell::new(0);
+    let (report, _) = check(volume, move |request, volume| {
+        looks.set(looks.get() + u32::from(is_offers(request)));
+        if looks.get() == 6 {
+            volume.extents.retain(|state| state.extent == ExtentId(1));
+            let extent = ExtentId(1);
+            volume.freed.push(FreedRange { partition: DATA, extent, offset: 0, length: u64::MAX });
+        }
+    });
+    assert!(report.is_clean(), "{report:?}");
 }
