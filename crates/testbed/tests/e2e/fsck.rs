@@ -1,13 +1,19 @@
 //! `milpa fsck`: clean is what is sound, also in use; what is damaged is found.
 
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use milpa_host::keys::Key;
+use milpa_host::rpc::{Credential, Identity, Pool};
 use milpa_testbed::Testbed;
 use milpa_testbed::load::Writer;
+use milpa_types::{BLOCK_BYTES, Epoch, InodeId, MetaSlot, PartitionId, Role, SessionId, VolumeId};
+use milpa_wire::data::{Append, AppendTarget, DataAnswer, DataReply, DataRequest};
+use milpa_wire::frame::crc32c;
 use serde_json::Value;
 
 use crate::{pattern, write_synced};
@@ -101,11 +107,12 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
     let files = mount.path.join("files");
     std::fs::create_dir(&files).unwrap();
     let writer = Writer::start(WRITER, &files).unwrap();
-    let (started, mut checks, mut suspects) = (Instant::now(), 0, 0);
+    let (started, mut checks, mut suspects, mut without_file) = (Instant::now(), 0, 0, 0);
     while started.elapsed() < Duration::from_secs(15) {
         let report = assert_clean(&bed);
         checks += 1;
         suspects += report["counts"]["suspects"].as_u64().unwrap_or(0);
+        without_file += report["counts"]["unreferenced"].as_u64().unwrap_or(0);
     }
     std::fs::write(mount.path.join("stop"), "").unwrap();
     writer.finish().unwrap();
@@ -113,7 +120,9 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
         let output = load.wait_with_output().unwrap();
         assert!(output.status.success(), "{output:?}");
     }
-    println!("{checks} checks in use; {suspects} inodes were looked at again");
+    println!(
+        "{checks} checks in use; {suspects} inodes were looked at again, {without_file} extents were of no file"
+    );
     assert!(checks > 5, "{checks} checks");
     assert_clean(&bed);
     drop(holder.stdin.take());
@@ -182,4 +191,145 @@ fn bytes_that_no_node_has_are_found_with_their_file() {
     // Removing the file removes the finding.
     std::fs::remove_file(fresh.path.join("directory/lost")).unwrap();
     assert_clean(&bed);
+}
+
+/// Appends bytes to an extent of its own for a file of this inode, as a client would that never tells the
+/// inode's partition.
+fn write_for(bed: &Testbed, inode: InodeId, bytes: Vec<u8>) {
+    let list = bed.json(&["partition", "list", "default"]).unwrap();
+    let partition = &list["Partitions"]["data"][0];
+    let number = |key: &str| partition[key].as_u64().unwrap();
+    let append = Append {
+        partition: PartitionId(number("id")),
+        epoch: Epoch(number("epoch")),
+        inode,
+        session: SessionId(4711),
+        file_offset: 0,
+        target: AppendTarget::New { token: inode.0 },
+        sync: true,
+        checksums: bytes.chunks(BLOCK_BYTES as usize).map(crc32c).collect(),
+    };
+    let nodes = bed.json(&["node", "list"]).unwrap();
+    let nodes = nodes.as_array().unwrap();
+    let primary = nodes.iter().find(|node| node["id"] == partition["primary"]).unwrap();
+    let address = primary["address"].as_str().unwrap().parse().unwrap();
+    let key = Key::from_hex(&bed.milpa(&["volume", "key", "default"]).unwrap()).unwrap();
+    let credential = Credential::Volume { name: "default".to_owned(), key };
+    let identity = Identity::new(None, Role::Client, credential);
+    identity.set_volume(VolumeId(number("volume") as u32));
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
+    let reply: DataReply = runtime.unwrap().block_on(async {
+        let pool = Pool::new(Arc::new(identity));
+        let request = DataRequest::Append(append);
+        let wait = Duration::from_secs(10);
+        pool.call(address, Role::Data, &request, bytes.into(), wait).await.unwrap().0
+    });
+    assert!(matches!(reply, Ok(DataAnswer::Appended { offset: 0, .. })), "{reply:?}");
+}
+
+/// How long each data node waits for a writer.
+fn set_silence(bed: &Testbed, writer_silent_ms: i64) {
+    for process in bed.processes().iter().filter(|process| process.role == "data") {
+        let path = process.directory.join("config.toml");
+        let mut table: toml::Table = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        table.insert("writer_silent_ms".to_owned(), toml::Value::Integer(writer_silent_ms));
+        std::fs::write(&path, toml::to_string(&table).unwrap()).unwrap();
+    }
+}
+
+/// Findings as (code, inode, what was repaired).
+fn strays(report: &Value) -> Vec<(&str, u64, Option<&str>)> {
+    let findings = report["findings"].as_array().unwrap().iter();
+    let told = |it: &Value| (it["code"].clone(), it["inode"].as_u64().unwrap());
+    assert!(findings.clone().map(told).all(|(code, _)| code == "stray-bytes"), "{report}");
+    findings
+        .map(|it| ("stray-bytes", it["inode"].as_u64().unwrap(), it["repair"].as_str()))
+        .collect()
+}
+
+/// Bytes took space on the data nodes for ever, in no file and on nobody's list, and every check was clean.
+/// Now what no partition can have freed is found at once, and what no data node has offered for longer than it
+/// should take; that goes when the nodes are started again, as docs/operations.md says.
+#[test]
+fn bytes_that_no_file_refers_to_and_nobody_frees_are_found() {
+    let mut bed = Testbed::start().unwrap();
+    bed.down().unwrap();
+    set_silence(&bed, 3_600_000);
+    bed.up(&[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    write_synced(&mount.path.join("file"), &pattern(1, 3_000_000)).unwrap();
+    let report = assert_clean(&bed);
+    assert_eq!(report["counts"]["unreferenced"], 0, "{report}");
+
+    let (unknown, deleted) = (MetaSlot(1000).first_inode(), InodeId(1 << 39));
+    write_for(&bed, unknown, pattern(2, 300_000));
+    let started = Instant::now();
+    let (report, code) = fsck(&bed, &["default"]);
+    assert_eq!((code, strays(&report)), (Some(1), vec![("stray-bytes", unknown.0, None)]));
+    assert!(started.elapsed() < Duration::from_secs(30), "{:?}", started.elapsed());
+    let text = report["findings"][0]["text"].as_str().unwrap();
+    assert!(text.starts_with("300000 bytes in 1 extents (first extent "), "{text}");
+
+    write_for(&bed, deleted, pattern(3, 200_000));
+    let (report, code) = fsck(&bed, &["--repair", "--patience", "5"]);
+    let found = strays(&report);
+    let inodes: Vec<u64> = found.iter().map(|it| it.1).collect();
+    assert_eq!((code, inodes), (Some(1), vec![deleted.0, unknown.0]), "{report}");
+    assert!(found.iter().all(|it| it.2.unwrap().starts_with("not repaired: ")), "{report}");
+    let said = bed.milpa(&["fsck", "--patience", "5"]).unwrap_err();
+    assert!(
+        said.contains(" extents (2 of no file, up to ") && said.contains("2 FINDINGS"),
+        "{said}"
+    );
+
+    bed.down().unwrap();
+    set_silence(&bed, 1_000);
+    bed.up(&[]).unwrap();
+    bed.wait_until("the data nodes have it freed", Duration::from_secs(60), |bed| {
+        strays(&fsck(bed, &["--patience", "0"]).0) == [("stray-bytes", unknown.0, None)]
+    })
+    .unwrap();
+    let fresh = bed.mount("default").unwrap();
+    assert!(std::fs::read(fresh.path.join("file")).unwrap() == pattern(1, 3_000_000));
+}
+
+/// What a killed client had sent and not published is of no file, until its session has ended and a data node has
+/// asked. That takes its time, and nothing is wrong. Beside a client that is killed in the middle of a stream
+/// there are bytes for a file by a session that nobody knows any more, so that there are some for sure.
+#[test]
+fn bytes_of_a_client_that_was_killed_are_no_finding() {
+    let mut bed = Testbed::start_tuned(&[], |process, table| {
+        let settings = match process.role.as_str() {
+            "meta" => ("session_lease_ms", 2_000),
+            "data" => ("writer_silent_ms", 15_000),
+            _ => return,
+        };
+        table.insert(settings.0.to_owned(), toml::Value::Integer(settings.1));
+    })
+    .unwrap();
+    let mount = bed.mount("default").unwrap();
+    let script = "exec 3> \"$1/file\"; echo; while head -c 3000000 /dev/urandom >&3; do :; done";
+    let mut writer = shell(script, &mount.path);
+    writer.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    let file = std::fs::metadata(mount.path.join("file")).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    milpa_testbed::kill(mount.pid().unwrap()).unwrap();
+    writer.wait().unwrap();
+    write_for(&bed, InodeId(file.ino()), pattern(1, 500_000));
+    // Who does not wait sees what looks like a leak.
+    let (report, _) = fsck(&bed, &["--patience", "0"]);
+    finding(&report, "stray-bytes", "/file");
+    let mut most = 0;
+    // Before the killed client's session has ended, and when it has.
+    for _ in 0..2 {
+        let started = Instant::now();
+        let report = assert_clean(&bed);
+        let unreferenced = report["counts"]["unreferenced"].as_u64().unwrap();
+        println!("{unreferenced} extents of no file, clean after {:?}", started.elapsed());
+        most = unreferenced.max(most);
+        std::thread::sleep(Duration::from_secs(3));
+    }
+    assert!(most > 0, "everything was part of the file: that proved nothing");
+    assert_eq!(assert_clean(&bed)["counts"]["unreferenced"], 0);
 }
