@@ -28,13 +28,7 @@ impl AddressBook {
     #[must_use]
     pub fn open(path: PathBuf) -> AddressBook {
         let bytes = disk::read(&path).unwrap_or_default();
-        let text = String::from_utf8_lossy(&bytes);
-        let parse = |line: &str| {
-            let (id, address) = line.split_once(' ')?;
-            Some((NodeId(id.parse().ok()?), address.parse().ok()?))
-        };
-        let addresses = text.lines().take(LINES_MAX).filter_map(parse).collect();
-        AddressBook { path, addresses }
+        AddressBook { path, addresses: parse(&bytes) }
     }
 
     /// Where a node listens, if known.
@@ -53,8 +47,7 @@ impl AddressBook {
             changed |= self.addresses.insert(node, address) != Some(address);
         }
         changed.then(|| {
-            let lines = self.addresses.iter().map(|(node, address)| format!("{node} {address}\n"));
-            let (text, path) = (lines.collect::<String>(), self.path.clone());
+            let (text, path) = (text_of(&self.addresses), self.path.clone());
             move || {
                 let fresh = path.with_extension("new");
                 let written = File::open(&fresh, Open::Empty)
@@ -65,6 +58,38 @@ impl AddressBook {
                 }
             }
         })
+    }
+}
+
+/// What the lines say; other lines are passed over.
+fn parse(bytes: &[u8]) -> BTreeMap<NodeId, SocketAddr> {
+    let parse_line = |line: &str| {
+        let (id, address) = line.split_once(' ')?;
+        Some((NodeId(id.parse().ok()?), address.parse().ok()?))
+    };
+    String::from_utf8_lossy(bytes).lines().take(LINES_MAX).filter_map(parse_line).collect()
+}
+
+fn text_of(addresses: &BTreeMap<NodeId, SocketAddr>) -> String {
+    addresses.iter().map(|(node, address)| format!("{node} {address}\n")).collect()
+}
+
+/// The file, for golden files and fuzzing.
+#[cfg(any(test, feature = "decoders"))]
+pub(crate) mod decoding {
+    use super::*;
+
+    /// An address of each family.
+    pub(crate) fn sample(port: u16) -> Vec<u8> {
+        let addresses = [
+            (NodeId(101), SocketAddr::from(([10, 0, 0, 1], port))),
+            (NodeId(102), SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, 2], port))),
+        ];
+        text_of(&addresses.into()).into_bytes()
+    }
+
+    pub(crate) fn again(bytes: &[u8]) -> Vec<u8> {
+        text_of(&parse(bytes)).into_bytes()
     }
 }
 

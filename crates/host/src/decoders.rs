@@ -2,6 +2,7 @@
 
 use milpa_wire::decoder::{Decoder, Random};
 
+use crate::address_book;
 use crate::keys::Key;
 use crate::node_directory::decoding;
 
@@ -19,6 +20,12 @@ pub fn all() -> Vec<Decoder> {
             name: "life",
             sample: |seed| decoding::sample_life(7, 7 + u128::from(seed)),
             again: decoding::life_again,
+            seal: |_| {},
+        },
+        Decoder {
+            name: "nodes",
+            sample: |seed| address_book::decoding::sample(7002 + (seed % 100) as u16),
+            again: |bytes| Some(address_book::decoding::again(bytes)),
             seal: |_| {},
         },
         Decoder {
