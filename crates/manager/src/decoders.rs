@@ -159,9 +159,13 @@ fn state_seal(bytes: &mut [u8]) {
 
 fn checkpoint(seed: u64) -> Vec<u8> {
     let state = applied(&commands(seed));
+    decoding::sample(&state.encode(), &descriptor_of(&state)).unwrap_or_default()
+}
+
+fn descriptor_of(state: &State) -> SnapshotDescriptor {
     let position = LogPosition { term: 2, index: state.applied() };
     let members = Members::new(&[NodeId(1), NodeId(2), NodeId(3)], &[]);
-    decoding::sample(&state.encode(), &SnapshotDescriptor { position, members }).unwrap_or_default()
+    SnapshotDescriptor { position, members }
 }
 
 /// The file's pages are redb's own: what they hold is compared, not they.
@@ -189,9 +193,12 @@ fn body_again(bytes: &[u8]) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use milpa_types::{InodeId, NodeState, PartitionId, VolumeId};
     use milpa_wire::decoder::{check_golden_kinds, variant_name};
 
     use super::*;
+    use crate::core::{NewTask, TaskReason};
+    use crate::shell::checkpoint::rows;
 
     #[test]
     fn every_command_is_read_and_written_as_ever() {
@@ -236,6 +243,82 @@ mod tests {
         let golden = include_bytes!("../golden/manager-state-8");
         let present = State::decode(&state(0)).map(State::without_possible);
         assert_eq!(State::decode(golden), present);
+    }
+
+    /// A state with something in each of its maps.
+    fn full_state() -> State {
+        let mut state = State::decode(&state(0)).unwrap();
+        for command in fillings() {
+            state.apply(state.applied() + 1, &Command::V1(command));
+        }
+        state
+    }
+
+    /// What is not in [`state`] yet: another node, one that is silent, drains, a split, a task, a volume that was deleted,
+    /// and one of which one member of two goes on alone.
+    fn fillings() -> Vec<CommandV1> {
+        let place = |node| Replica { node: NodeId(node), disk: DiskId(1) };
+        let volume = |name: &str| CommandV1::CreateVolume {
+            name: name.to_owned(),
+            options: VolumeOptions { replicas: 2, ..VolumeOptions::default() },
+            meta: vec![NewMetaPartition { members: vec![NodeId(101)] }],
+            data: vec![NewDataPartition { replicas: vec![place(104), place(105)] }],
+        };
+        let options = VolumeOptions { capacity_bytes: 1 << 40, ..VolumeOptions::default() };
+        let alone = Configuration {
+            epoch: Epoch(2),
+            members: vec![NodeId(104)],
+            primary: NodeId(104),
+            learners: Vec::new(),
+        };
+        let (drains, begun_unix_ms) = (true, 1_700_000_000_000);
+        let task = NewTask {
+            partition: PartitionId(2),
+            place: place(107),
+            reason: TaskReason::DiskDraining(NodeId(104), DiskId(1)),
+            begun_unix_ms,
+            deadline_unix_ms: begun_unix_ms + 86_400_000,
+        };
+        vec![
+            register(Role::Data, 6),
+            CommandV1::SetNodeState { node: NodeId(102), state: NodeState::Silent },
+            CommandV1::DrainNode { node: NodeId(103), drains, begun_unix_ms },
+            CommandV1::DrainDisk { node: NodeId(104), disk: DiskId(1), drains, begun_unix_ms },
+            CommandV1::VolumeReady { volume: VolumeId(1) },
+            CommandV1::SetVolumeOptions { volume: VolumeId(1), options },
+            CommandV1::ReplicasCreated { replicas: vec![(PartitionId(1), NodeId(101))] },
+            CommandV1::BeginSplit { partition: PartitionId(1), end: InodeId(9) },
+            CommandV1::BeginTask(task),
+            volume("deleted"),
+            CommandV1::DeleteVolume { volume: VolumeId(2) },
+            volume("pair"),
+            CommandV1::SetConfiguration { partition: PartitionId(7), configuration: alone },
+        ]
+    }
+
+    /// The rows of the checkpoint's file. Its bytes are redb's.
+    const CHECKPOINT_ROWS: Decoder = Decoder {
+        name: "checkpoint-rows",
+        sample: |_| {
+            let state = full_state();
+            rows::of(&state, &descriptor_of(&state)).into_bytes()
+        },
+        again: |bytes| {
+            let (state, descriptor) = rows::load(std::str::from_utf8(bytes).ok()?)?;
+            Some(rows::of(&state, &descriptor).into_bytes())
+        },
+        seal: |_| {},
+    };
+
+    #[test]
+    fn golden_rows_of_the_checkpoint_are_read_and_written_as_ever() {
+        let shown = format!("{:#?}", full_state());
+        let is_empty_map = |line: &&str| line.starts_with("    ") && line[4..].ends_with(": {},");
+        let of_state = |line: &&str| !line.starts_with("     ");
+        let empty: Vec<&str> = shown.lines().filter(of_state).filter(is_empty_map).collect();
+        assert!(empty.is_empty(), "{empty:?}");
+        let directory = env!("CARGO_MANIFEST_DIR");
+        milpa_wire::decoder::check_all_golden(directory, &[CHECKPOINT_ROWS]).unwrap();
     }
 
     #[test]

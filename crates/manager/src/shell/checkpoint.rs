@@ -437,6 +437,49 @@ pub(crate) mod decoding {
     }
 }
 
+/// What a file holds as text, a line for each row of each table: table, key, and the value in hexadecimal. For the
+/// golden file: the pages of a file are redb's own, and not the same from one release of it to the next.
+#[cfg(test)]
+pub(crate) mod rows {
+    use milpa_wire::decoder::{from_hex, hex};
+    use redb::backends::InMemoryBackend;
+    use redb::{ReadableTable, TableHandle};
+
+    use super::*;
+
+    fn definition(table: &str) -> TableDefinition<'_, &'static str, &'static [u8]> {
+        TableDefinition::new(table)
+    }
+
+    pub(crate) fn of(state: &State, descriptor: &SnapshotDescriptor) -> String {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+        write(&database, &state.encode(), descriptor).unwrap();
+        let transaction = database.begin_read().unwrap();
+        let mut text = String::new();
+        for table in transaction.list_tables().unwrap() {
+            let name = table.name();
+            for row in transaction.open_table(definition(name)).unwrap().iter().unwrap() {
+                let (key, value) = row.unwrap();
+                text += &format!("{name} {} {}\n", key.value(), hex(value.value()));
+            }
+        }
+        text
+    }
+
+    /// What a manager makes of a file with these rows.
+    pub(crate) fn load(text: &str) -> Option<(State, SnapshotDescriptor)> {
+        let database = Database::builder().create_with_backend(InMemoryBackend::new()).unwrap();
+        let transaction = database.begin_write().unwrap();
+        for row in text.lines() {
+            let [table, key, value] = row.split(' ').collect::<Vec<_>>().try_into().ok()?;
+            let mut table = transaction.open_table(definition(table)).unwrap();
+            table.insert(key, from_hex(value)?.as_slice()).unwrap();
+        }
+        transaction.commit().unwrap();
+        decode(read(&database).unwrap(), Path::new("")).ok()?
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use milpa_raft::{LogPosition, Members};

@@ -174,11 +174,15 @@ pub fn variant_name(value: &impl std::fmt::Debug) -> String {
     text.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_owned()
 }
 
-fn hex(bytes: &[u8]) -> String {
+/// Bytes as a golden file of text has them.
+#[must_use]
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
+/// The inverse of [`hex`].
+#[must_use]
+pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes().chunks(2);
     digits.map(|two| u8::from_str_radix(std::str::from_utf8(two).ok()?, 16).ok()).collect()
 }
