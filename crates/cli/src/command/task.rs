@@ -26,7 +26,7 @@ pub fn run(cluster: &Cluster, command: &TaskCommand, json: bool) -> Outcome {
 }
 
 fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
-    let titles = ["task", "work", "node", "progress", "since", "left", "deadline", "reason"];
+    let titles = ["task", "work", "owner", "progress", "since", "left", "deadline", "reason"];
     let mut table = Table::new(&titles);
     for task in tasks {
         let of = task.partition.map(|partition| partition.to_string()).unwrap_or_default();
@@ -41,7 +41,7 @@ fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
         table.row(vec![
             if task.id == 0 { "-".to_owned() } else { task.id.to_string() },
             work,
-            task.owner.to_string(),
+            format!("node {}", task.owner),
             format!("{percent} % ({} of {})", shown(task.done), shown(task.total)),
             duration(now_unix_ms.saturating_sub(task.begun_unix_ms)),
             task.left_ms.map_or("?".to_owned(), duration),
@@ -99,7 +99,9 @@ mod tests {
         for part in ["data partition 7", "105", "25 %", "1 min 0 s", "1 min 30 s", "in 1 h 0 min"] {
             assert!(shown.contains(part), "{part}: {shown}");
         }
-        assert!(shown.contains("node 104 is dead"), "{shown}");
+        for part in ["owner", "node 105", "node 104 is dead"] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
         assert_eq!(deadline(1_000, 61_000), "1 min 0 s ago");
     }
 }
