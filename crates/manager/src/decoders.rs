@@ -201,7 +201,7 @@ mod tests {
     use crate::shell::checkpoint::rows;
 
     #[test]
-    fn every_command_is_read_and_written_as_ever() {
+    fn golden_commands_are_read_and_written_as_ever() {
         let kind = |Command::V1(command): &Command| variant_name(command);
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/golden/manager-commands");
         check_golden_kinds(path.as_ref(), kind).unwrap();

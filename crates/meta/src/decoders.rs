@@ -275,7 +275,7 @@ mod tests {
 
     /// Story: a field was put into `Publish`, and no golden file held one.
     #[test]
-    fn every_command_is_read_and_written_as_ever() {
+    fn golden_commands_are_read_and_written_as_ever() {
         let kind = |command: &Command| match command {
             Command::Client { write, .. } => format!("Client/{}", variant_name(write)),
             Command::Participate { step, .. } => format!("Participate/{}", variant_name(step)),
