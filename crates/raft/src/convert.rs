@@ -241,7 +241,8 @@ pub(crate) fn to_raft(from: NodeId, to: NodeId, message: Message) -> Option<Raw>
         | Body::SnapshotFailed
         | Body::LogLost { .. }
         | Body::Rejoining { .. }
-        | Body::Barrier { .. } => return None,
+        | Body::Barrier { .. }
+        | Body::Relief { .. } => return None,
     };
     raw.set_msg_type(kind);
     Some(raw)

@@ -83,6 +83,21 @@ pub(crate) enum Body {
     Rejoining { nonce: u64 },
     /// Leader: this one, which I appended when you asked.
     Barrier { nonce: u64, index: u64 },
+    /// About a leader that holds its group up. `round` is its own number for the question.
+    Relief { round: u64, word: ReliefWord },
+}
+
+/// What is said about a leader that holds its group up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum ReliefWord {
+    /// Leader: could you lead better?
+    Asked,
+    /// Who was asked, to the other voters: answer at once.
+    Echo,
+    /// Voter: here.
+    Echoed,
+    /// Who was asked: yes, a majority answers me quickly.
+    Able,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -159,7 +174,7 @@ impl Message {
             }
             Body::SnapshotFailed | Body::TimeoutNow => [0; 4],
             Body::LogLost { last } => [*last, 0, 0, 0],
-            Body::Rejoining { .. } => [0; 4],
+            Body::Rejoining { .. } | Body::Relief { .. } => [0; 4],
             Body::Barrier { index, .. } => [*index, 0, 0, 0],
         };
         if self.term == 0 || self.term >= NUMBER_MAX {
@@ -384,6 +399,7 @@ mod tests {
             Body::LogLost { last: 7 },
             Body::Rejoining { nonce: u64::MAX },
             Body::Barrier { nonce: 5, index: 8 },
+            Body::Relief { round: u64::MAX, word: ReliefWord::Able },
         ];
         let messages = bodies.into_iter().enumerate();
         let messages = messages.map(|(i, body)| (PartitionId(i as u64), Message::new(3, body)));

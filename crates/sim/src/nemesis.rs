@@ -10,6 +10,8 @@ use crate::stalls::Span;
 const DRAIN_MS: u64 = 60_000;
 /// A server stands still for up to this long (F18).
 const PAUSE_MS: u64 = 600_000;
+/// A server's disk or links are slow for up to this long (F11).
+const SLOW_MS: u64 = 120_000;
 /// A server that ended as its disk failed is back, and has caught up.
 const RESTART_MS: u64 = 5_000;
 
@@ -35,8 +37,10 @@ pub(crate) enum Fault {
     Split(u64),
     Pause(usize, u64),
     WallJump(usize, i64),
-    SlowDisk(usize, u64),
-    SlowLink(usize, u64),
+    /// So many times slower, for how long.
+    SlowDisk(usize, u64, u64),
+    /// By so many milliseconds each way, for how long.
+    SlowLink(usize, u64, u64),
     /// With how long the server is out of service for it.
     FailedWrite(usize, u64),
     FailedSync(usize, u64),
@@ -73,12 +77,12 @@ impl Fault {
             | Fault::Isolate(place)
             | Fault::Deaf(place)
             | Fault::Mute(place)
-            | Fault::SlowDisk(place, _)
-            | Fault::SlowLink(place, _)
             | Fault::OneWay(place, _)
             | Fault::Cut(place, _)
             | Fault::FullDisk(place) => span(Some(place), lasts_ms),
             Fault::Pause(place, lasts_ms)
+            | Fault::SlowDisk(place, _, lasts_ms)
+            | Fault::SlowLink(place, _, lasts_ms)
             | Fault::FailedWrite(place, lasts_ms)
             | Fault::FailedSync(place, lasts_ms)
             | Fault::FailedName(place, lasts_ms) => span(Some(place), lasts_ms),
@@ -337,15 +341,18 @@ impl Nemesis {
                 let jump = self.random.between(0, 7_200_000) as i64 - 3_600_000;
                 Some(Fault::WallJump(place, jump))
             }
-            "slow-disk" => {
+            "slow-disk" | "slow-link" => {
                 let place = self.server()?;
-                self.impair(place, until, Mend::FastDisk(place));
-                Some(Fault::SlowDisk(place, self.random.between(20, 1000)))
-            }
-            "slow-link" => {
-                let place = self.server()?;
-                self.impair(place, until, Mend::FastLink(place));
-                Some(Fault::SlowLink(place, self.random.between(5, 400)))
+                // Nobody comes and mends what still works.
+                let is_long = self.random.chance(1, 4);
+                let lasts_ms = if is_long { self.random.skewed(SLOW_MS) } else { lasts_ms };
+                let is_disk = name == "slow-disk";
+                let mend = if is_disk { Mend::FastDisk(place) } else { Mend::FastLink(place) };
+                self.impair(place, now_ms + lasts_ms, mend);
+                Some(match is_disk {
+                    true => Fault::SlowDisk(place, self.random.between(20, 1000), lasts_ms),
+                    false => Fault::SlowLink(place, self.random.between(5, 400), lasts_ms),
+                })
             }
             "disk-error" => {
                 let place = self.server()?;

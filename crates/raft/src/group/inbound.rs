@@ -65,6 +65,10 @@ impl Group {
                 self.set_barrier(from, message.term, *nonce, *index);
                 return;
             }
+            Body::Relief { round, word } => {
+                self.hear_of_relief(from, message.term, *round, *word, now_ms);
+                return;
+            }
             Body::SnapshotFailed => {
                 if self.is_leader() && message.term == raft.term {
                     self.raw.report_snapshot(raft_id(from), SnapshotStatus::Failure);

@@ -44,17 +44,21 @@ use crate::types::{
 use crate::wal::{Record, mix};
 
 mod alone;
+mod burden;
 mod inbound;
 mod leaving;
 mod outbound;
 mod rejoining;
+mod relief;
 mod roster;
 mod stagger;
 
 use alone::Alone;
 pub use alone::word_of_term;
+use burden::Burden;
 use leaving::Leaving;
 use rejoining::Rejoining;
+use relief::Trial;
 use roster::Roster;
 use stagger::{Slot, timeout};
 
@@ -136,6 +140,8 @@ pub(crate) struct Group {
     /// The term in which this leader tried to hand over, as it is to leave.
     handed_over: u64,
     lease: Lease,
+    burden: Burden,
+    trial: Option<Trial>,
     install: Option<Install>,
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
     /// nobody can say which of them the state that takes the place of its own will contain.
@@ -224,6 +230,8 @@ impl Group {
             leaving: None,
             handed_over: 0,
             lease: Lease::default(),
+            burden: Burden::default(),
+            trial: None,
             install: None,
             held: Vec::new(),
             offered_ms: BTreeMap::new(),
@@ -271,6 +279,7 @@ impl Group {
         // A new leader does not know what is committed: at most all that it has.
         let last = raft.raft_log.last_index();
         self.commits = (last, last);
+        self.burden.begin(self.raw.raft.raft_log.committed);
         self.leaving = None;
         if self.is_leader() {
             self.inherit_leaving();
@@ -529,7 +538,7 @@ impl Group {
     }
 
     /// Lets one tick pass. True if there is something to collect.
-    pub(crate) fn tick(&mut self) -> bool {
+    pub(crate) fn tick(&mut self, now_ms: u64) -> bool {
         if self.step_down_if_removed() {
             return true;
         }
@@ -538,10 +547,10 @@ impl Group {
         }
         let raft = &self.raw.raft;
         if !self.is_leader()
-            && self.has_undurable_log()
+            && (self.has_undurable_log() || self.burden.rests(now_ms))
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout()
         {
-            // A node whose disk stalls is no good leader; and the library requires that all of
+            // A node whose disk stalls is no good leader, nor one that has just given up; and the library requires that all of
             // the log is durable when an election is won.
             return false;
         }

@@ -473,9 +473,12 @@ impl MultiRaft {
         let count = due.min(self.setting.config.ticks(self.setting.config.election_max_ms) as u64);
         for (id, group) in &mut self.groups {
             for _ in 0..count {
-                if group.tick() {
+                if group.tick(now_ms) {
                     self.dirty.insert(*id);
                 }
+            }
+            if group.ask_for_relief(self.setting.config.lease_ms, now_ms) {
+                self.dirty.insert(*id);
             }
         }
         self.note_commits(now_ms);

@@ -14,6 +14,7 @@ mod hostile;
 mod leases;
 mod leaving;
 mod rejoining;
+mod relief;
 mod restart;
 mod world;
 

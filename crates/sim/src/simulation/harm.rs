@@ -110,8 +110,8 @@ impl Simulation {
             | Fault::FailedName(a, _)
             | Fault::Pause(a, _)
             | Fault::WallJump(a, _)
-            | Fault::SlowDisk(a, _)
-            | Fault::SlowLink(a, _)
+            | Fault::SlowDisk(a, ..)
+            | Fault::SlowLink(a, ..)
             | Fault::ClientPause(a, _) => {
                 format!("{fault:?} = {}", name(a))
             }
@@ -162,8 +162,8 @@ impl Simulation {
                     placed.machine.wall_offset_ms.set(jump_ms);
                 }
             }
-            Fault::SlowDisk(place, times) => self.set_slowness(place, times),
-            Fault::SlowLink(place, extra_ms) => {
+            Fault::SlowDisk(place, times, _) => self.set_slowness(place, times),
+            Fault::SlowLink(place, extra_ms, _) => {
                 if let Some(placed) = self.machines.get(place) {
                     locked(&self.wires).set_slow(placed.machine.address, extra_ms);
                 }

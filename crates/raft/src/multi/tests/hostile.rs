@@ -4,11 +4,13 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
-use crate::message::{Body, Message};
+use crate::message::{Body, Message, ReliefWord};
 use crate::types::SnapshotDescriptor;
 use crate::wal::{LogEntry, mix};
 
 const GROUP: PartitionId = PartitionId(1);
+const RELIEF_WORDS: [ReliefWord; 4] =
+    [ReliefWord::Asked, ReliefWord::Echo, ReliefWord::Echoed, ReliefWord::Able];
 
 /// Draws messages whose numbers are near those of the voter that gets them, so that they often concern it.
 struct Hostile {
@@ -64,7 +66,7 @@ impl Hostile {
         let (index, commit) = (self.index(), self.index());
         let is_pre = self.draw(2) == 0;
         let read = (self.draw(2) == 0).then_some(1);
-        match self.draw(16) {
+        match self.draw(17) {
             0..4 => self.append(),
             4 => self.snapshot(),
             5 => Body::Appended { index, commit },
@@ -79,6 +81,7 @@ impl Hostile {
             12 => Body::SnapshotFailed,
             13 => Body::TimeoutNow,
             14 => Body::LogLost { last: index },
+            15 => Body::Relief { round: self.draw(3), word: RELIEF_WORDS[self.draw(4) as usize] },
             _ => Body::Rejoining { nonce: 1 },
         }
     }

@@ -47,6 +47,9 @@ pub(super) struct World {
     pub(super) loss_percent: u64,
     pub(super) cut: BTreeSet<(NodeId, NodeId)>,
     pub(super) flush_ms_max: u64,
+    /// What each flush, and each frame to and from a node, takes more.
+    pub(super) slow_disks: BTreeMap<NodeId, u64>,
+    pub(super) slow_links: BTreeMap<NodeId, u64>,
     pub(super) fetch_ms_max: u64,
     pub(super) leaders: BTreeMap<(PartitionId, u64), NodeId>,
     /// The first application of each index: all others must equal it.
@@ -88,6 +91,8 @@ pub(super) fn world(seed: u64, count: u32) -> World {
         loss_percent: 0,
         cut: BTreeSet::new(),
         flush_ms_max: 5,
+        slow_disks: BTreeMap::new(),
+        slow_links: BTreeMap::new(),
         fetch_ms_max: 5,
         leaders: BTreeMap::new(),
         truth: BTreeMap::new(),
@@ -282,7 +287,8 @@ impl World {
         if self.nodes[i].queue.is_empty() || self.nodes[i].flush_done_ms.is_some() {
             return;
         }
-        let took = 1 + self.draw(self.flush_ms_max);
+        let more = self.slow_disks.get(&self.nodes[i].id).copied().unwrap_or(0);
+        let took = 1 + self.draw(self.flush_ms_max) + more;
         self.nodes[i].flush_done_ms = Some(self.now_ms + took);
     }
 
@@ -295,7 +301,9 @@ impl World {
             self.frames += 1;
             let is_lost = self.draw(100) < self.loss_percent || self.cut.contains(&(from, to));
             if !is_lost {
-                let due = now_ms + 1 + self.draw(5) * self.draw(5);
+                let more = |node| self.slow_links.get(node).copied().unwrap_or(0);
+                let more = more(&from) + more(&to);
+                let due = now_ms + 1 + self.draw(5) * self.draw(5) + more;
                 let key = (due, self.draws);
                 self.network.insert(key, (from, to, frame.encode()));
             }

@@ -1,0 +1,160 @@
+//! What a leader knows of how much it holds its group up.
+//!
+//! Nobody misses a leader whose disk or links are slow: its heartbeats come late, and they come. But the group waits
+//! for it. It has no lease when a majority answers later than `lease_ms`; and the library hands out nothing that is
+//! not on the leader's own disk, though a majority has it. So a leader looks at itself, and when it was held up
+//! for most of three seconds the others are asked ([`relief`](super::relief)).
+
+/// What is held up for so long is not by chance.
+const PATIENCE_MS: u64 = 3_000;
+const PATIENCE_MAX_MS: u64 = 120_000;
+/// The leader's disk is behind when it has not what was committed so long ago, and up to twice as long.
+const BEHIND_MS: u64 = 100;
+/// Between two questions that nobody answers.
+const ASKED_EVERY_MS: u64 = 1_000;
+/// After giving up: the others have elected by then, if they can.
+const REST_MS: u64 = 5_000;
+/// A process that was stopped has seen nothing meanwhile.
+const LOOK_MS_MAX: u64 = 100;
+
+/// For how long a leader was held up, and what came of it.
+#[derive(Debug)]
+pub(super) struct Burden {
+    looked_ms: u64,
+    /// Less for how long it was not.
+    held_up_ms: u64,
+    /// Doubles each time that the lead is given up, and comes back as time passes without trouble.
+    patience_ms: u64,
+    /// When the others were asked last.
+    asked_ms: Option<u64>,
+    rests_until_ms: u64,
+    /// What was committed: when, and up to where; this and the time before.
+    commits: [(u64, u64); 2],
+}
+
+/// How a leader does at one moment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look {
+    pub(super) now_ms: u64,
+    pub(super) has_lease: bool,
+    pub(super) committed: u64,
+    pub(super) persisted: u64,
+}
+
+impl Default for Burden {
+    fn default() -> Burden {
+        Burden {
+            looked_ms: 0,
+            held_up_ms: 0,
+            patience_ms: PATIENCE_MS,
+            asked_ms: None,
+            rests_until_ms: 0,
+            commits: [(0, 0); 2],
+        }
+    }
+}
+
+impl Burden {
+    /// It leads from here on, or does not any more.
+    pub(super) fn begin(&mut self, committed: u64) {
+        (self.held_up_ms, self.asked_ms) = (0, None);
+        self.commits = [(self.looked_ms, committed); 2];
+    }
+
+    /// Whether the others are to be asked now.
+    pub(super) fn asks(&mut self, look: Look) -> bool {
+        let passed_ms = look.now_ms.saturating_sub(self.looked_ms).min(LOOK_MS_MAX);
+        self.looked_ms = look.now_ms;
+        let [(_, before), (since_ms, recent)] = self.commits;
+        if look.now_ms >= since_ms.saturating_add(BEHIND_MS) {
+            self.commits = [(since_ms, recent), (look.now_ms, look.committed)];
+        }
+        if look.has_lease && look.persisted >= before {
+            self.held_up_ms = self.held_up_ms.saturating_sub(passed_ms);
+            self.patience_ms = self.patience_ms.saturating_sub(passed_ms).max(PATIENCE_MS);
+            return false;
+        }
+        self.held_up_ms += passed_ms;
+        let is_due = |at: u64| look.now_ms >= at.saturating_add(ASKED_EVERY_MS);
+        let asks = self.held_up_ms >= self.patience_ms && self.asked_ms.is_none_or(is_due);
+        if asks {
+            self.asked_ms = Some(look.now_ms);
+        }
+        asks
+    }
+
+    /// Whether somebody who was asked at that time relieves it.
+    pub(super) fn is_relieved(&self, round: u64) -> bool {
+        self.asked_ms == Some(round) && self.held_up_ms >= self.patience_ms
+    }
+
+    /// The lead is given up.
+    pub(super) fn end(&mut self, now_ms: u64) {
+        self.patience_ms = (2 * self.patience_ms).min(PATIENCE_MAX_MS);
+        self.rests_until_ms = now_ms.saturating_add(REST_MS);
+    }
+
+    /// Whether the election is left to others.
+    pub(super) fn rests(&self, now_ms: u64) -> bool {
+        now_ms < self.rests_until_ms
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// When a leader asks that is looked at every 25 ms, if it does within ten minutes.
+    fn asks(burden: &mut Burden, from_ms: u64, look: impl Fn(u64) -> Look) -> Option<u64> {
+        burden.begin(0);
+        let mut times = (from_ms..from_ms + 600_000).step_by(25);
+        times.find(|now_ms| burden.asks(look(*now_ms)))
+    }
+
+    fn good(now_ms: u64) -> Look {
+        Look { now_ms, has_lease: true, committed: now_ms, persisted: now_ms }
+    }
+
+    fn without_lease(now_ms: u64) -> Look {
+        Look { has_lease: false, ..good(now_ms) }
+    }
+
+    #[test]
+    fn who_is_held_up_for_most_of_the_time_asks() {
+        let fresh = Burden::default;
+        assert_eq!(asks(&mut fresh(), 1_000, good), None);
+        assert_eq!(asks(&mut fresh(), 1_000, without_lease), Some(3_900));
+        // A disk that needs 300 ms for what the others have at once; and one that needs 75.
+        let slow = |ms| move |now_ms| Look { persisted: now_ms - ms, ..good(now_ms) };
+        assert!(asks(&mut fresh(), 1_000, slow(300)).is_some_and(|at| at < 5_000));
+        assert_eq!(asks(&mut fresh(), 1_000, slow(75)), None);
+        let half = |now_ms| Look { has_lease: now_ms % 1_000 < 500, ..good(now_ms) };
+        assert_eq!(asks(&mut fresh(), 1_000, half), None);
+    }
+
+    #[test]
+    fn an_answer_counts_for_the_question_and_while_it_is_needed() {
+        let mut burden = Burden::default();
+        let round = asks(&mut burden, 1_000, without_lease).unwrap();
+        assert!(burden.is_relieved(round) && !burden.is_relieved(round + 1));
+        assert!(!burden.asks(without_lease(round + 975)) && burden.is_relieved(round));
+        assert!(burden.asks(without_lease(round + 1_000)) && !burden.is_relieved(round));
+        assert!(!burden.asks(good(round + 1_200)) && !burden.asks(good(round + 1_300)));
+        assert!(!burden.is_relieved(round + 1_000), "it got better");
+    }
+
+    #[test]
+    fn patience_doubles_and_comes_back() {
+        let (mut burden, mut now_ms, mut waited) = (Burden::default(), 1_000, Vec::new());
+        for _ in 0..8 {
+            let at = asks(&mut burden, now_ms, without_lease).unwrap();
+            burden.end(at);
+            assert!(burden.rests(at + REST_MS - 1) && !burden.rests(at + REST_MS));
+            waited.push((at - now_ms).div_ceil(1_000));
+            now_ms = at + 25;
+        }
+        assert_eq!(waited, [3, 6, 12, 24, 48, 96, 120, 120]);
+        assert_eq!(asks(&mut burden, now_ms, good), None);
+        assert_eq!(burden.patience_ms, PATIENCE_MS);
+    }
+}

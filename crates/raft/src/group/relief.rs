@@ -1,0 +1,120 @@
+//! A leader that holds its group up is relieved by one who would not.
+//!
+//! The leader asks the other voters ([`Burden`](super::burden::Burden) says when). Who is asked finds out whether a majority
+//! answers it quickly, and says so. Then the leader falls silent as a follower, the others elect as if it had
+//! died, and it does not stand for election itself for some time.
+//!
+//! Why it asks: where all are slow nothing would be won, and perhaps nobody elected.
+//!
+//! Why it does not hand over: who is to lead would have to catch up over the same slow links, and meanwhile nothing
+//! could be proposed.
+//!
+//! Safety does not rest on any of this: a leader may stop leading at any time.
+
+use milpa_types::NodeId;
+
+use super::Group;
+use super::burden::Look;
+use crate::message::{Body, Message, ReliefWord};
+
+/// Who is answered by a majority later than that would lead no better.
+const QUICK_MS: u64 = 200;
+
+/// The question whether this voter could lead better, while others have not answered.
+#[derive(Clone, Debug)]
+pub(super) struct Trial {
+    leader: NodeId,
+    round: u64,
+    begun_ms: u64,
+    /// Other voters that have answered.
+    answered: Vec<NodeId>,
+}
+
+impl Group {
+    /// Leader: asks for relief if it holds the group up. True if it does. Of two voters neither can do without
+    /// the other, and there the lead is kept.
+    pub(crate) fn ask_for_relief(&mut self, lease_ms: u64, now_ms: u64) -> bool {
+        let is_needed = self.present.voters.len() < 3 || self.alone.is_some();
+        // One that hands over is as good as gone.
+        if !self.is_leader() || is_needed || self.lease.is_barred() {
+            return false;
+        }
+        let log = &self.raw.raft.raft_log;
+        let look = Look {
+            now_ms,
+            has_lease: self.lease.is_valid(&self.present, self.node, lease_ms, now_ms),
+            committed: log.committed,
+            persisted: log.persisted,
+        };
+        let asks = self.burden.asks(look);
+        if asks {
+            self.tell_voters(&[], now_ms, ReliefWord::Asked);
+        }
+        asks
+    }
+
+    /// To all other voters but some.
+    fn tell_voters(&mut self, but: &[NodeId], round: u64, word: ReliefWord) {
+        let others = self.present.voters.iter().copied();
+        for to in others.filter(|node| *node != self.node && !but.contains(node)) {
+            let message = Message::new(self.raw.raft.term, Body::Relief { round, word });
+            self.failures.push((to, message));
+        }
+    }
+
+    pub(super) fn hear_of_relief(
+        &mut self,
+        from: NodeId,
+        term: u64,
+        round: u64,
+        word: ReliefWord,
+        now_ms: u64,
+    ) {
+        let is_voter = |node| self.present.voters.contains(&node);
+        if term != self.raw.raft.term || !is_voter(from) || !is_voter(self.node) {
+            return;
+        }
+        match word {
+            ReliefWord::Asked if self.leader() == Some(from) => {
+                let answered = Vec::new();
+                self.trial = Some(Trial { leader: from, round, begun_ms: now_ms, answered });
+                self.tell_voters(&[from], round, ReliefWord::Echo);
+            }
+            ReliefWord::Echo => {
+                let body = Body::Relief { round, word: ReliefWord::Echoed };
+                self.failures.push((from, Message::new(term, body)));
+            }
+            ReliefWord::Echoed => self.count_echo(from, round, now_ms),
+            ReliefWord::Able if self.is_leader() && self.burden.is_relieved(round) => {
+                self.give_up_lead(from, now_ms);
+            }
+            ReliefWord::Asked | ReliefWord::Able => {}
+        }
+    }
+
+    /// Who was asked says that it could lead, if its own disk is up to date.
+    fn count_echo(&mut self, from: NodeId, round: u64, now_ms: u64) {
+        let Some(trial) = self.trial.as_mut().filter(|trial| trial.round == round) else { return };
+        if !trial.answered.contains(&from) {
+            trial.answered.push(from);
+        }
+        // With itself more than half.
+        let is_answered = (trial.answered.len() + 1) * 2 > self.present.voters.len();
+        let is_quick = now_ms <= trial.begun_ms.saturating_add(QUICK_MS);
+        let leader = trial.leader;
+        if is_answered && is_quick && !self.is_rejoining() {
+            self.trial = None;
+            let body = Body::Relief { round, word: ReliefWord::Able };
+            self.failures.push((leader, Message::new(self.raw.raft.term, body)));
+        }
+    }
+
+    fn give_up_lead(&mut self, to: NodeId, now_ms: u64) {
+        let term = self.raw.raft.term;
+        tracing::warn!(group = self.id.0, term, %to,
+            "the lead is given up: this node's disk or links hold the group up");
+        self.burden.end(now_ms);
+        self.raw.raft.become_follower(term, raft::INVALID_ID);
+        self.settle();
+    }
+}
