@@ -98,7 +98,7 @@ impl FaultyDisk {
             capacity_bytes: options.capacity_bytes,
             name_loss: names,
             read_errors: 0,
-            may_be_hit: |_| true,
+            may_be_hit: |_| false,
         };
         // By its name, not its place in a temporary directory: a seed must mean the same again.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -132,8 +132,8 @@ impl FaultyDisk {
                 disk.platter().sync_everything();
                 "synced"
             }
-            Command::Order(failure) => {
-                disk.platter().ordered.push_back(*failure);
+            Command::Order(failure, part) => {
+                disk.order(*failure, part);
                 "ordered"
             }
             Command::DropSyncs(are_dropped) => {
@@ -144,6 +144,10 @@ impl FaultyDisk {
             Command::Delay(ms) => {
                 disk.delay_ms.store(*ms, Ordering::Relaxed);
                 return Ok(format!("writes and syncs take {ms} ms longer"));
+            }
+            Command::DelayReads(ms) => {
+                disk.read_delay_ms.store(*ms, Ordering::Relaxed);
+                return Ok(format!("reads take {ms} ms longer"));
             }
             Command::Fill(is_full) => {
                 let mut platter = disk.platter();

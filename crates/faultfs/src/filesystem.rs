@@ -17,8 +17,9 @@ use milpa_fuse::{
     Statfs, Write,
 };
 use milpa_host::disk::{Disk, Open as How, SimulatedFile};
-use milpa_sim::disk::{Mount, Platter};
+use milpa_sim::disk::{Mount, Ordered, Platter};
 
+use crate::aimed::Aimed;
 use crate::nodes::Nodes;
 
 const BLOCK_BYTES: u64 = 4096;
@@ -36,6 +37,9 @@ pub(crate) struct FaultyFs {
     next_handle: AtomicU64,
     /// Every change and sync takes so much longer.
     pub delay_ms: AtomicU64,
+    /// Every read does.
+    pub read_delay_ms: AtomicU64,
+    aimed: Aimed,
 }
 
 /// Whether the disk answers, and in which life: what was begun in one does nothing in the next.
@@ -84,7 +88,24 @@ impl FaultyFs {
             directories: Mutex::default(),
             next_handle: AtomicU64::new(1),
             delay_ms: AtomicU64::new(0),
+            read_delay_ms: AtomicU64::new(0),
+            aimed: Aimed::default(),
         }
+    }
+
+    /// The next call of this kind fails: of any file, or of one with `part` in its path.
+    pub fn order(&self, failure: Ordered, part: &str) {
+        if part.is_empty() {
+            self.platter().ordered.push_back(failure);
+        } else {
+            self.aimed.add(failure, part);
+        }
+    }
+
+    /// Carries out a call, with the failure of one of these kinds if one was ordered for this file.
+    fn aimed<T>(&self, nodeid: u64, kinds: &[Ordered], call: impl FnOnce() -> T) -> T {
+        let path = self.path(nodeid).ok();
+        self.aimed.meet(&self.platter, path.as_deref(), kinds, call)
     }
 
     pub fn platter(&self) -> MutexGuard<'_, Platter> {
@@ -179,8 +200,8 @@ impl FaultyFs {
     }
 
     #[allow(clippy::disallowed_methods)] // A slow disk is slow in real time, on a thread of its own.
-    fn dawdle(&self) {
-        let delay = self.delay_ms.load(Ordering::Relaxed);
+    fn dawdle(&self, delay_ms: &AtomicU64) {
+        let delay = delay_ms.load(Ordering::Relaxed);
         if delay > 0 {
             std::thread::sleep(Duration::from_millis(delay));
         }
@@ -198,7 +219,7 @@ impl FaultyFs {
                 Some(fh) => self.file(fh)?,
                 None => told(disk.open(&self.path(id)?, How::Existing))?,
             };
-            told(file.truncate(size))?;
+            self.aimed(id, &[Ordered::FailWrite], || told(file.truncate(size)))?;
         }
         self.attributes_of(id)
     }
@@ -263,24 +284,41 @@ impl FaultyFs {
         Ok(())
     }
 
-    fn bytes(&self, read: &Read) -> Answer<Vec<u8>> {
+    fn bytes(&self, id: u64, read: &Read) -> Answer<Vec<u8>> {
         let mut buffer = vec![0; read.size as usize];
-        let count = told(self.file(read.fh)?.read_at(&mut buffer, read.offset))?;
+        let file = self.file(read.fh)?;
+        let read_at = || told(file.read_at(&mut buffer, read.offset));
+        let count = self.aimed(id, &[Ordered::FailRead], read_at)?;
         buffer.truncate(count);
         Ok(buffer)
     }
 
-    fn punched(&self, fallocate: &Fallocate) -> Answer<()> {
+    fn written(&self, id: u64, write: &Write<'_>) -> Answer<()> {
+        let file = self.file(write.fh)?;
+        let kinds = [Ordered::FailWrite, Ordered::LoseWrite, Ordered::MisdirectWrite];
+        self.aimed(id, &kinds, || told(file.write_at(write.data, write.offset)))
+    }
+
+    /// FUSE passes no posix_fadvise on: what was not written is forgotten at once, as when memory is short.
+    fn synced(&self, id: u64, fsync: &Fsync) -> Answer<()> {
+        let file = self.file(fsync.fh)?;
+        let sync = || told(file.sync().inspect_err(|_| file.release()));
+        self.aimed(id, &[Ordered::FailSync], sync)
+    }
+
+    fn punched(&self, id: u64, fallocate: &Fallocate) -> Answer<()> {
         let punch = (libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE) as u32;
         if fallocate.mode != punch {
             return Err(libc::EOPNOTSUPP);
         }
-        told(self.file(fallocate.fh)?.punch(fallocate.offset, fallocate.length))
+        let file = self.file(fallocate.fh)?;
+        let punch = || told(file.punch(fallocate.offset, fallocate.length));
+        self.aimed(id, &[Ordered::FailWrite], punch)
     }
 
     fn sync_directory(&self, id: u64) -> Answer<()> {
-        let disk = self.disk()?;
-        told(disk.sync_directory(&self.path(id)?))
+        let (disk, path) = (self.disk()?, self.path(id)?);
+        self.aimed(id, &[Ordered::FailSync], || told(disk.sync_directory(&path)))
     }
 
     /// What is listed is what was there at opendir: who lists may remove meanwhile.
@@ -356,7 +394,7 @@ impl Filesystem for FaultyFs {
     }
 
     fn setattr(&self, request: &Request, set: &SetAttr, reply: ReplyAttr) {
-        self.dawdle();
+        self.dawdle(&self.delay_ms);
         let attr = self.set(request.nodeid, set);
         answer!(reply, attr, |reply: ReplyAttr, attr| reply.attr(&attr, Duration::ZERO));
     }
@@ -392,22 +430,22 @@ impl Filesystem for FaultyFs {
             .created(&entry, opened));
     }
 
-    fn read(&self, _request: &Request, read: &Read, reply: ReplyData) {
-        let bytes = self.bytes(read);
+    fn read(&self, request: &Request, read: &Read, reply: ReplyData) {
+        self.dawdle(&self.read_delay_ms);
+        let bytes = self.bytes(request.nodeid, read);
         answer!(reply, bytes, |reply: ReplyData, bytes: Vec<u8>| reply.data(&bytes));
     }
 
-    fn write(&self, _request: &Request, write: &Write<'_>, reply: ReplyWrite) {
-        self.dawdle();
-        let file = self.file(write.fh);
-        let written = file.and_then(|file| told(file.write_at(write.data, write.offset)));
+    fn write(&self, request: &Request, write: &Write<'_>, reply: ReplyWrite) {
+        self.dawdle(&self.delay_ms);
+        let written = self.written(request.nodeid, write);
         let size = u32::try_from(write.data.len()).unwrap_or(0);
         answer!(reply, written, |reply: ReplyWrite, ()| reply.written(size));
     }
 
-    fn fallocate(&self, _request: &Request, fallocate: &Fallocate, reply: ReplyEmpty) {
-        self.dawdle();
-        let done = self.punched(fallocate);
+    fn fallocate(&self, request: &Request, fallocate: &Fallocate, reply: ReplyEmpty) {
+        self.dawdle(&self.delay_ms);
+        let done = self.punched(request.nodeid, fallocate);
         answer!(reply, done, |reply: ReplyEmpty, ()| reply.ok());
     }
 
@@ -415,16 +453,14 @@ impl Filesystem for FaultyFs {
         reply.ok();
     }
 
-    fn fsync(&self, _request: &Request, fsync: &Fsync, reply: ReplyEmpty) {
-        self.dawdle();
-        // FUSE passes no posix_fadvise on: what was not written is forgotten at once, as when memory is short.
-        let synced =
-            self.file(fsync.fh).and_then(|file| told(file.sync().inspect_err(|_| file.release())));
+    fn fsync(&self, request: &Request, fsync: &Fsync, reply: ReplyEmpty) {
+        self.dawdle(&self.delay_ms);
+        let synced = self.synced(request.nodeid, fsync);
         answer!(reply, synced, |reply: ReplyEmpty, ()| reply.ok());
     }
 
     fn fsyncdir(&self, request: &Request, _fsync: &Fsync, reply: ReplyEmpty) {
-        self.dawdle();
+        self.dawdle(&self.delay_ms);
         let synced = self.sync_directory(request.nodeid);
         answer!(reply, synced, |reply: ReplyEmpty, ()| reply.ok());
     }

@@ -16,8 +16,9 @@
 //! Everything that MilpaFS's servers do not use: links, owners, modes, times, extended attributes,
 //! shared mappings, preallocation. Locks are the kernel's.
 //!
-//! In use: the testbed's `e2e power::`.
+//! In use: the testbed's `e2e power::`, `slow::`, `lies::` and `repair::`.
 
+mod aimed;
 mod command;
 mod disks;
 mod filesystem;

@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A running `milpa-faultfs` with disks `a` and `b`.
 struct Layer {
@@ -197,6 +197,67 @@ fn it_fails_and_lies_on_command() {
     assert_eq!(errno(file.write_at(&[6; 4096], 1 << 20)), Some(libc::ENOSPC));
     layer.order("a fill off");
     file.write_all_at(&[6; 4096], 1 << 20).unwrap();
+}
+
+/// A failure that is meant for one file passes by all calls of others, also those of its own kind.
+#[test]
+fn what_is_ordered_for_one_file_happens_to_no_other() {
+    let mut layer = Layer::start(1);
+    let files = ["meant", "other"].map(|name| create(&layer.path("a").join(name)));
+    let [meant, other] = &files;
+    let first = |file: &File| {
+        let mut byte = [0];
+        file.read_at(&mut byte, 0).map(|_| byte[0])
+    };
+    for file in &files {
+        file.write_all_at(&[1; 8192], 0).unwrap();
+        file.sync_all().unwrap();
+    }
+    for order in ["fail-read", "fail-write", "fail-sync", "lose-write"] {
+        layer.order(&format!("a {order} meant"));
+    }
+    other.write_all_at(&[2; 4096], 0).unwrap();
+    other.sync_all().unwrap();
+    assert_eq!(first(other).unwrap(), 2);
+    assert_eq!(errno(meant.write_at(&[3; 4096], 0)), Some(libc::EIO));
+    meant.write_all_at(&[4; 4096], 0).unwrap();
+    assert_eq!(errno(first(meant)), Some(libc::EIO));
+    assert_eq!(first(meant).unwrap(), 1, "a lost write");
+    meant.write_all_at(&[5; 4096], 0).unwrap();
+    assert_eq!(errno(meant.sync_all()), Some(libc::EIO));
+    assert_eq!(first(meant).unwrap(), 1, "what the sync did not write is gone");
+    layer.order("a misdirect-write meant");
+    other.write_all_at(&[6; 4096], 0).unwrap();
+    meant.write_all_at(&[7; 4096], 0).unwrap();
+    assert_eq!(fs::read(layer.path("a/meant")).unwrap(), [[1; 4096], [7; 4096]].concat());
+    assert_eq!(fs::read(layer.path("a/other")).unwrap(), [[6; 4096], [1; 4096]].concat());
+}
+
+#[test]
+fn a_slow_disk_takes_longer_for_what_was_said_and_nothing_else() {
+    const SLOW: Duration = Duration::from_millis(500);
+    let mut layer = Layer::start(1);
+    let (file, elsewhere) = (create(&layer.path("a/f")), create(&layer.path("b/f")));
+    let took = |call: &dyn Fn()| {
+        let started = Instant::now();
+        call();
+        started.elapsed()
+    };
+    let write = || file.write_all_at(&[1; 4096], 0).unwrap();
+    let sync = || file.sync_all().unwrap();
+    let read = || assert!(file.read_at(&mut [0; 4096], 0).is_ok());
+    let read_elsewhere = || assert!(elsewhere.read_at(&mut [0], 0).is_ok());
+    layer.order("a delay-reads 500");
+    assert!(took(&read) >= SLOW);
+    assert!(
+        took(&|| [&write as &dyn Fn(), &sync, &read_elsewhere].iter().for_each(|f| f())) < SLOW
+    );
+    layer.order("a delay-reads 0");
+    layer.order("a delay 500");
+    assert!(took(&write) >= SLOW && took(&sync) >= SLOW);
+    assert!(took(&read) < SLOW);
+    layer.order("a delay 0");
+    assert!(took(&write) < SLOW);
 }
 
 #[test]
