@@ -131,7 +131,7 @@ fn files_of_every_kind_are_clean_and_stay_so_in_use() {
 }
 
 /// Where a file's first bytes lie: data partition, extent, nodes.
-fn first_segment(bed: &Testbed, path: &Path) -> (u64, u64, Vec<u64>) {
+pub(crate) fn first_segment(bed: &Testbed, path: &Path) -> (u64, u64, Vec<u64>) {
     let found = bed.json(&["info", &path.display().to_string()]).unwrap();
     let segment = &found["segments"][0];
     let nodes = segment["members"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());

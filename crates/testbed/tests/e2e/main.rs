@@ -10,6 +10,7 @@ mod files;
 mod flush;
 mod fsck;
 mod hostile;
+mod lies;
 mod machines;
 mod names;
 mod power;

@@ -18,12 +18,12 @@ const STALL_MAX: Duration = Duration::from_secs(10);
 const HEAL_MAX: Duration = Duration::from_secs(180);
 
 /// A writer on a mount of its own.
-struct Load {
-    writer: Writer,
-    mount: Mounted,
+pub(crate) struct Load {
+    pub writer: Writer,
+    pub mount: Mounted,
 }
 
-fn start_load(bed: &mut Testbed) -> Load {
+pub(crate) fn start_load(bed: &mut Testbed) -> Load {
     let mount = bed.mount("default").unwrap();
     let directory = mount.path.join("files");
     std::fs::create_dir(&directory).unwrap();
@@ -35,7 +35,7 @@ fn start_load(bed: &mut Testbed) -> Load {
 /// Ends the load; all that it wrote is there for a mount that has cached nothing, and on all
 /// replicas alike.
 #[track_caller]
-fn finish(bed: &mut Testbed, load: Load) {
+pub(crate) fn finish(bed: &mut Testbed, load: Load) {
     let (count, longest) = load.writer.finish().unwrap();
     println!("{count} files written and synced; the longest took {longest:?}");
     assert!(longest < STALL_MAX, "one file took {longest:?}");
@@ -47,7 +47,7 @@ fn finish(bed: &mut Testbed, load: Load) {
     .unwrap();
 }
 
-fn partitions(bed: &Testbed, kind: &str) -> Vec<Value> {
+pub(crate) fn partitions(bed: &Testbed, kind: &str) -> Vec<Value> {
     let Ok(list) = bed.json(&["partition", "list"]) else { return Vec::new() };
     list["Partitions"][kind].as_array().cloned().unwrap_or_default()
 }
@@ -65,7 +65,7 @@ fn is_whole_without(bed: &Testbed, kind: &str, gone: u64) -> bool {
     !partitions.is_empty() && partitions.iter().all(is_whole) && tasks(bed).is_empty()
 }
 
-fn tasks(bed: &Testbed) -> Vec<Value> {
+pub(crate) fn tasks(bed: &Testbed) -> Vec<Value> {
     let list = bed.json(&["task", "list"]);
     list.ok().and_then(|list| list.as_array().cloned()).unwrap_or_default()
 }
@@ -236,7 +236,7 @@ fn the_last_of_three_goes_on_alone_and_takes_in_who_comes_back() {
 }
 
 /// The name of the process that is a node.
-fn process_of(bed: &Testbed, node: u64) -> String {
+pub(crate) fn process_of(bed: &Testbed, node: u64) -> String {
     let is_it = |name: &&str| bed.node_id(name) == Ok(node);
     let names = bed.processes().iter().map(|process| process.name.as_str());
     names.filter(|name| !name.starts_with("manager")).find(|n| is_it(n)).unwrap().to_owned()
