@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)] // In a test a panic is how failure is told.
 
 mod crash;
+mod drain;
 mod errors;
 mod files;
 mod flush;
