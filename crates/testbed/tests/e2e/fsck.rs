@@ -46,7 +46,7 @@ fn shell(script: &str, directory: &Path) -> Child {
 }
 
 /// The report of the one volume, and the exit code.
-fn fsck(bed: &Testbed, words: &[&str]) -> (Value, Option<i32>) {
+pub(crate) fn fsck(bed: &Testbed, words: &[&str]) -> (Value, Option<i32>) {
     let output = bed.milpa_output(&[&["--json", "fsck"], words].concat()).unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let reports: Value = serde_json::from_str(&text).unwrap_or_else(|e| {
@@ -56,7 +56,7 @@ fn fsck(bed: &Testbed, words: &[&str]) -> (Value, Option<i32>) {
 }
 
 #[track_caller]
-fn assert_clean(bed: &Testbed) -> Value {
+pub(crate) fn assert_clean(bed: &Testbed) -> Value {
     let (report, code) = fsck(bed, &[]);
     assert_eq!((code, &report["findings"]), (Some(0), &Value::Array(Vec::new())), "{report}");
     report
@@ -148,7 +148,7 @@ fn delete_extent(directory: &Path, partition: u64, extent: u64) -> usize {
 }
 
 #[track_caller]
-fn finding(report: &Value, code: &str, path: &str) -> Value {
+pub(crate) fn finding(report: &Value, code: &str, path: &str) -> Value {
     let findings = report["findings"].as_array().unwrap();
     let found = findings.iter().find(|it| it["code"] == code && it["path"] == path);
     found.unwrap_or_else(|| panic!("no {code} of {path}: {report}")).clone()

@@ -10,6 +10,7 @@ mod errors;
 mod files;
 mod flush;
 mod fsck;
+mod fsck_repair;
 mod hostile;
 mod lies;
 mod machines;

@@ -52,6 +52,18 @@ pub(crate) fn partitions(bed: &Testbed, kind: &str) -> Vec<Value> {
     list["Partitions"][kind].as_array().cloned().unwrap_or_default()
 }
 
+/// The meta partition of the volumes' first inodes, once somebody leads it.
+pub(crate) fn first_meta_partition(bed: &Testbed) -> Value {
+    let mut found = Value::Null;
+    bed.wait_until("the first meta partition is led", HEAL_MAX, |bed| {
+        let first = partitions(bed, "meta").into_iter().find(|it| it["slot"] == 0);
+        found = first.unwrap_or_default();
+        found["leader"].is_u64()
+    })
+    .unwrap();
+    found
+}
+
 /// Whether every partition has three members, and nothing on `gone`.
 fn is_whole_without(bed: &Testbed, kind: &str, gone: u64) -> bool {
     let partitions = partitions(bed, kind);
