@@ -1,10 +1,14 @@
 //! F11: a member that becomes slow is done without where the others are enough (docs/decisions/0014).
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use milpa_testbed::load::{self, content, write_synced};
 use milpa_testbed::{Mounted, Testbed};
+use serde_json::Value;
+
+use super::repair::{partitions, process_of};
 
 /// RELIABILITY.md, F11: by then it is known that it is slow, and partitions go on without it.
 const NOTICED_MAX: Duration = Duration::from_secs(10);
@@ -87,4 +91,78 @@ fn a_slow_data_node_is_done_without_until_it_is_fast_again() {
         let read = std::fs::read(load::path(&fresh.path, number)).unwrap();
         assert!(read == content(number), "file {number} differs");
     }
+}
+
+/// Creates, renames and removes a file, and says how long each call took.
+fn change_names(mount: &Path, number: usize) -> [Duration; 3] {
+    let (made, moved) = (mount.join(format!("made{number}")), mount.join(format!("moved{number}")));
+    let timed = |call: &dyn Fn() -> std::io::Result<()>| {
+        let started = Instant::now();
+        call().unwrap();
+        let took = started.elapsed();
+        assert!(took < STALL_MAX, "a change of names took {took:?}");
+        took
+    };
+    [
+        timed(&|| std::fs::File::create_new(&made).map(drop)),
+        timed(&|| std::fs::rename(&made, &moved)),
+        timed(&|| std::fs::remove_file(&moved)),
+    ]
+}
+
+/// How long a change of names took, at least nine times in ten.
+fn names_usually(mount: &Path, what: &str, rounds: usize) -> Duration {
+    let rounds = (0..rounds).flat_map(|number| change_names(mount, number));
+    let mut took: Vec<Duration> = rounds.collect();
+    took.sort();
+    let at = |percent: usize| took[took.len() * percent / 100];
+    println!("{what}: p50 {:?}, p90 {:?}, max {:?}", at(50), at(90), took[took.len() - 1]);
+    at(90)
+}
+
+/// Who leads the partition of the volume's first inodes, once the managers have spread leaders over the nodes: then
+/// nobody moves them any more.
+fn settled_leader(bed: &Testbed) -> (u64, Value) {
+    let mut first = Value::Null;
+    bed.wait_until("each meta node leads a partition", BACK_MAX, |bed| {
+        let all = partitions(bed, "meta");
+        let leaders: BTreeSet<u64> = all.iter().filter_map(|it| it["leader"].as_u64()).collect();
+        first = all.into_iter().find(|it| it["slot"] == 0).unwrap_or_default();
+        leaders.len() == 3
+    })
+    .unwrap();
+    (first["leader"].as_u64().unwrap(), first)
+}
+
+/// Nothing is done about a slow meta node (docs/decisions/0014): a majority goes on without it. Not so if it leads:
+/// a change is applied when it is in the leader's own log too. So each waits for that disk, for as long as the node
+/// leads: for a write and a sync, and for the piece of a new log segment that is being zeroed (0.4 to 1.4 s here).
+#[test]
+fn a_slow_meta_node_costs_nothing_and_one_that_leads_the_time_of_its_disk() {
+    let mut bed = Testbed::start_on_faulty_disks(12, &[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    let (leader, partition) = settled_leader(&bed);
+    let mut members =
+        partition["members"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    let follower = members.find(|id| *id != leader).unwrap();
+    let before = names_usually(&mount.path, "before", 30);
+    let delay = |bed: &mut Testbed, node, ms: u64| {
+        let name = process_of(bed, node);
+        bed.order(&format!("{name} delay {ms}")).unwrap();
+    };
+    delay(&mut bed, follower, 200);
+    let during = names_usually(&mount.path, "a slow follower", 30);
+    assert!(during < before * 2 + Duration::from_millis(20), "{during:?}, before it {before:?}");
+    delay(&mut bed, follower, 0);
+
+    assert_eq!(settled_leader(&bed).0, leader, "another one leads now: a void run");
+    delay(&mut bed, leader, 200);
+    names_usually(&mount.path, "a slow leader", 3);
+    write_synced(&mount.path.join("synced"), &content(77)).unwrap();
+    println!("{leader} led, and in the end {} does", settled_leader(&bed).0);
+    delay(&mut bed, leader, 0);
+    let after = names_usually(&mount.path, "after", 30);
+    assert!(after < before * 2 + Duration::from_millis(20), "{after:?}, before it {before:?}");
+    let fresh = bed.mount("default").unwrap();
+    assert!(std::fs::read(fresh.path.join("synced")).unwrap() == content(77));
 }
