@@ -668,6 +668,8 @@ pub struct MetaPartitionReport {
     /// It takes no part and nothing else is said of it: it is on disk, until the managers know that
     /// it is not needed and delete it.
     pub is_damaged: bool,
+    /// It led, held the group up, and was relieved, not long ago: others lead better.
+    pub declines_lead: bool,
 }
 
 /// The state of a replica at a log index, in a number: the same for all replicas.

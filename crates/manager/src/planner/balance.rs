@@ -14,7 +14,7 @@ use super::members;
 use super::replace::target;
 use super::room::has_room;
 use super::{Plan, Step, View};
-use crate::core::{CommandV1, DataRecord};
+use crate::core::{CommandV1, DataRecord, MetaRecord};
 
 /// Plans at most one move of a primary, and one of a leader.
 pub fn plan(view: View<'_>, plan: &mut Plan) {
@@ -90,11 +90,18 @@ fn leader(view: View<'_>) -> Option<Step> {
     }
     let moves = view.state.meta_partitions().filter_map(|record| {
         let from = view.loads.meta_leader(record)?;
-        let roomy = record.members.iter().filter(|node| has_room(view, record, **node));
-        let (least, to) = roomy.filter_map(|node| Some((*counts.get(node)?, *node))).min()?;
+        let fit = record.members.iter().filter(|node| is_fit(view, record, **node));
+        let (least, to) = fit.filter_map(|node| Some((*counts.get(node)?, *node))).min()?;
         let led = counts.get(&from).copied()?;
         Some((lead(led, least)?, Reverse(record.id), from, to))
     });
     let (_, Reverse(partition), from, to) = moves.max()?;
     Some(Step::TransferLeader { partition, from, to })
+}
+
+/// Whether a member that leads little may be given the lead: it has room, and was not relieved of it a short while ago
+/// (docs/decisions/0016).
+fn is_fit(view: View<'_>, record: &MetaRecord, node: NodeId) -> bool {
+    let report = view.loads.report(node).and_then(|load| load.meta.get(&record.id));
+    has_room(view, record, node) && report.is_some_and(|report| !report.declines_lead)
 }

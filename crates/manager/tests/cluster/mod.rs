@@ -329,6 +329,7 @@ impl FakeNode {
                     current: create.members.clone(),
                     is_full: false,
                     is_damaged: false,
+                    declines_lead: false,
                     marks: Vec::new(),
                     partition: create.partition,
                     leader: create.members.first().copied(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-use milpa_host::clock::Instant;
+use milpa_host::clock::{Instant, now_ms};
 use milpa_host::jobs;
 use milpa_raft::{GroupStatus, MemberChange, Members, MultiRaft, ProposeError};
 use milpa_types::{Deletion, MetaError, NodeId, PartitionId, VolumeId, VolumeOptions};
@@ -359,6 +359,7 @@ impl Shell {
                 is_full: self.is_full,
                 marks: replica.state_marks(),
                 is_damaged: false,
+                declines_lead: multi.declines_lead(id, now_ms()),
             }
         });
         let damaged = self.damaged.keys().map(|partition| MetaPartitionReport {

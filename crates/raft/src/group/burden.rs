@@ -14,6 +14,8 @@ const BEHIND_MS: u64 = 100;
 const ASKED_EVERY_MS: u64 = 1_000;
 /// After giving up: the others have elected by then, if they can.
 const REST_MS: u64 = 5_000;
+/// For so many times its patience the lead is not wanted back: a minute at first.
+const DECLINES_FACTOR: u64 = 20;
 /// A process that was stopped has seen nothing meanwhile.
 const LOOK_MS_MAX: u64 = 100;
 
@@ -28,6 +30,7 @@ pub(super) struct Burden {
     /// When the others were asked last.
     asked_ms: Option<u64>,
     rests_until_ms: u64,
+    declines_until_ms: u64,
     /// What was committed: when, and up to where; this and the time before.
     commits: [(u64, u64); 2],
 }
@@ -49,6 +52,7 @@ impl Default for Burden {
             patience_ms: PATIENCE_MS,
             asked_ms: None,
             rests_until_ms: 0,
+            declines_until_ms: 0,
             commits: [(0, 0); 2],
         }
     }
@@ -90,8 +94,15 @@ impl Burden {
 
     /// The lead is given up.
     pub(super) fn end(&mut self, now_ms: u64) {
+        let declines_ms = DECLINES_FACTOR * self.patience_ms;
+        self.declines_until_ms = now_ms.saturating_add(declines_ms);
         self.patience_ms = (2 * self.patience_ms).min(PATIENCE_MAX_MS);
         self.rests_until_ms = now_ms.saturating_add(REST_MS);
+    }
+
+    /// Whether others are to lead if they can.
+    pub(super) fn declines(&self, now_ms: u64) -> bool {
+        now_ms < self.declines_until_ms
     }
 
     /// Whether the election is left to others.
@@ -151,6 +162,8 @@ mod tests {
             burden.end(at);
             assert!(burden.rests(at + REST_MS - 1) && !burden.rests(at + REST_MS));
             waited.push((at - now_ms).div_ceil(1_000));
+            let declines_ms = 20 * 1_000 * waited.last().unwrap();
+            assert!(burden.declines(at + declines_ms - 1) && !burden.declines(at + declines_ms));
             now_ms = at + 25;
         }
         assert_eq!(waited, [3, 6, 12, 24, 48, 96, 120, 120]);

@@ -53,6 +53,11 @@ impl Group {
         asks
     }
 
+    /// Whether this replica held the group up as its leader, not long ago.
+    pub(crate) fn declines_lead(&self, now_ms: u64) -> bool {
+        self.burden.declines(now_ms)
+    }
+
     /// To all other voters but some.
     fn tell_voters(&mut self, but: &[NodeId], round: u64, word: ReliefWord) {
         let others = self.present.voters.iter().copied();

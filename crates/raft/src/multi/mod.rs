@@ -379,6 +379,13 @@ impl MultiRaft {
         self.touch(group).is_some_and(|group| group.transfer_leader(to))
     }
 
+    /// Whether this node led the group and was relieved, as its disk or its links held the group up. For a minute the
+    /// first time, and for longer each time; it leads all the same if nobody else does.
+    #[must_use]
+    pub fn declines_lead(&self, group: PartitionId, now_ms: u64) -> bool {
+        self.groups.get(&group).is_some_and(|group| group.declines_lead(now_ms))
+    }
+
     /// Lets this node lead a group of two voters without the other one, who is lost for good. Propose
     /// the change to a single voter as soon as this node leads, and call again until it is committed: a
     /// crash forgets the word. It is given to one of the two only; to the other one as well, with a higher number, if

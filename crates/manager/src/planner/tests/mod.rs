@@ -32,6 +32,8 @@ pub(crate) struct World {
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
+    /// Meta nodes that were relieved of what they led.
+    pub(crate) declining: BTreeSet<NodeId>,
     /// Who is slow, for all others that are up.
     pub(crate) slow: BTreeSet<NodeId>,
     /// They know it themselves, and nobody else does.
@@ -52,6 +54,7 @@ impl World {
             data: BTreeMap::new(),
             down: BTreeSet::new(),
             full: BTreeSet::new(),
+            declining: BTreeSet::new(),
             slow: BTreeSet::new(),
             slow_know_alone: false,
             stuck: BTreeSet::new(),
@@ -115,6 +118,7 @@ impl World {
             }
             for report in self.meta.entry(node.id).or_default().values_mut() {
                 report.is_full = is_full;
+                report.declines_lead = self.declining.contains(&node.id);
             }
             let heartbeat = Heartbeat {
                 node: node.id,
@@ -183,6 +187,7 @@ impl World {
                     learners: Vec::new(),
                     is_full: false,
                     is_damaged: false,
+                    declines_lead: false,
                     marks: Vec::new(),
                     statistics: MetaStatistics {
                         inode_highest: create.slot.first_inode(),

@@ -458,6 +458,28 @@ fn primaries_and_leaders_move_back_to_a_node_that_returns() {
     assert_eq!(leaders.len(), 3);
 }
 
+/// Else the lead would go back and forth: the managers even out who leads, and who is slow leads least.
+#[test]
+fn who_was_relieved_of_a_lead_is_not_given_it_back_at_once() {
+    let mut world = roomy(3, 3);
+    world.policy.balances = true;
+    world.settle();
+    let slow = NodeId(101);
+    world.down.insert(slow);
+    world.wait(4_000);
+    world.down.clear();
+    world.declining.insert(slow);
+    world.settle();
+    let led = |world: &World| {
+        let leaders = world.log.state.meta_partitions().map(|r| world.loads.meta_leader(r));
+        leaders.filter(|leader| *leader == Some(slow)).count()
+    };
+    assert_eq!(led(&world), 0);
+    world.declining.clear();
+    world.settle();
+    assert_eq!(led(&world), 1);
+}
+
 #[test]
 fn a_place_is_what_its_node_and_disk_are() {
     let mut world = roomy(3, 3);
