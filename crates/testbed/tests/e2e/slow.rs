@@ -8,6 +8,7 @@ use milpa_testbed::load::{self, content, write_synced};
 use milpa_testbed::{Mounted, Testbed};
 use serde_json::Value;
 
+use super::fsck::first_segment;
 use super::repair::{partitions, process_of};
 
 /// RELIABILITY.md, F11: by then it is known that it is slow, and partitions go on without it.
@@ -179,4 +180,33 @@ fn a_slow_meta_node_costs_nothing_once_it_leads_no_more() {
     assert!(after < before * 2 + Duration::from_millis(20), "{after:?}, before it {before:?}");
     let fresh = bed.mount("default").unwrap();
     assert!(std::fs::read(fresh.path.join("synced")).unwrap() == content(77));
+}
+
+/// Slow reads are not what a disk is held off for: who reads asks another member soon, and prefers it from then on.
+#[test]
+fn readers_of_a_slow_disk_are_served_by_another_one() {
+    const DELAY: Duration = Duration::from_millis(2_000);
+    let mut bed = Testbed::start_on_faulty_disks(13, &[]).unwrap();
+    let mut files = Files { mount: bed.mount("default").unwrap(), written: 0 };
+    (0..30).for_each(|_| drop(files.write()));
+    let slow = bed.node_id("data3").unwrap();
+    let is_first = |number: &u64| {
+        let (_, extent, nodes) = first_segment(&bed, &load::path(&files.mount.path, *number));
+        nodes[(extent % nodes.len() as u64) as usize] == slow
+    };
+    // The first file is empty.
+    let there: Vec<u64> = (1..files.written).filter(is_first).collect();
+    assert!(!there.is_empty(), "no reader begins at the slow disk: a void run");
+    bed.order(&format!("data3 delay-reads {}", DELAY.as_millis())).unwrap();
+    let fresh = bed.mount("default").unwrap();
+    let mut slowest = Duration::ZERO;
+    for number in &there {
+        let started = Instant::now();
+        let read = std::fs::read(load::path(&fresh.path, *number)).unwrap();
+        slowest = slowest.max(started.elapsed());
+        assert!(read == content(*number), "file {number} differs");
+    }
+    println!("{} files of which data3 is asked first; the slowest took {slowest:?}", there.len());
+    assert!(slowest < DELAY, "{slowest:?}: nobody else was asked");
+    bed.order("data3 delay-reads 0").unwrap();
 }
