@@ -258,9 +258,8 @@ pub fn unmount(directory: &Path, force: bool) -> Outcome {
     if !mounts()?.iter().any(|m| m.directory == path && m.kind == "fuse.milpa") {
         return Err(Failure::user(format!("{shown} is not a MilpaFS mount point")));
     }
-    let server = info::mount_of(&path)
-        .ok()
-        .and_then(|mount| Running::find(i32::try_from(mount["pid"].as_i64()?).ok()?, &["mount"]));
+    // Who does not wait for it must not ask for it: a hard mount answers when its servers do.
+    let server = if force { None } else { server_of(&path) };
     let flags = if force { libc::MNT_DETACH } else { 0 };
     umount2(&path, flags).map_err(|e| {
         let failure = Failure::user(format!("cannot unmount {shown}")).because(&e);
@@ -272,12 +271,18 @@ pub fn unmount(directory: &Path, force: bool) -> Outcome {
         }
     })?;
     match server {
-        Some(server) if !force && !server.wait(END_WAIT) => Err(Failure::cluster(format!(
+        Some(server) if !server.wait(END_WAIT) => Err(Failure::cluster(format!(
             "{shown} is unmounted, but its process has not ended"
         ))
         .fix("it still tries to store what was written; look at the cluster with `milpa status`")),
         _ => Ok(()),
     }
+}
+
+/// The process behind a mount, as it tells itself.
+fn server_of(path: &Path) -> Option<Running> {
+    let mount = info::mount_of(path).ok()?;
+    Running::find(i32::try_from(mount["pid"].as_i64()?).ok()?, &["mount"])
 }
 
 #[allow(unsafe_code)]

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use milpa_testbed::load::{pattern, write_synced};
-use milpa_testbed::{ServerProcess, Testbed};
+use milpa_testbed::{ServerProcess, Testbed, program};
 
 /// Of the soft mount, which shows that servers are away for longer than its calls may take.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -13,6 +13,8 @@ const DEADLINE: Duration = Duration::from_secs(2);
 const FAILURES: usize = 3;
 /// Until a process that was killed is gone.
 const DEATH_MAX: Duration = Duration::from_secs(2);
+/// Until `milpa umount --force` has ended.
+const UMOUNT_MAX: Duration = Duration::from_secs(5);
 const BACK_MAX: Duration = Duration::from_secs(30);
 const BYTES: usize = 300_000;
 
@@ -44,6 +46,7 @@ fn check_that_hard_waits(roles: &[&str]) {
     let mut bed = Testbed::start().unwrap();
     let soft = bed.mount_with("default", &["-o", "io_deadline=2"]).unwrap();
     let hard = bed.mount_with("default", &["-o", "hard"]).unwrap();
+    let unused = bed.mount_with("default", &["-o", "hard"]).unwrap();
     let source = bed.scratch().join("source");
     std::fs::write(&source, pattern(1, BYTES)).unwrap();
     for mount in [&soft, &hard] {
@@ -79,7 +82,15 @@ fn check_that_hard_waits(roles: &[&str]) {
     .unwrap();
     println!("{:?} to die, after {:?} without servers", started.elapsed(), began.elapsed());
 
+    // Story: it asked the mount for its process first, and waited for the servers as all do.
+    let mut command = Command::new(program().unwrap());
+    let mut detached = command.args(["umount", "--force"]).arg(&unused.path).spawn().unwrap();
+    let is_gone = bed.wait_until("a mount that is forced away is gone", UMOUNT_MAX, |_| {
+        detached.try_wait().unwrap().is_some()
+    });
     signal_all(&stopped, libc::SIGCONT);
+    is_gone.unwrap();
+    assert!(detached.wait().unwrap().success());
     bed.wait_until("what waited is done", BACK_MAX, |_| waiting.try_wait().unwrap().is_some())
         .unwrap();
     let (output, said) = end(waiting);
