@@ -12,7 +12,7 @@ use milpa_wire::data::Configuration;
 use super::health::{Place, data_place, is_aligned};
 use super::members;
 use super::replace::target;
-use super::room::has_room;
+use super::room::{declines_leads, has_room};
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, DataRecord, MetaRecord};
 
@@ -99,9 +99,7 @@ fn leader(view: View<'_>) -> Option<Step> {
     Some(Step::TransferLeader { partition, from, to })
 }
 
-/// Whether a member that leads little may be given the lead: it has room, and was not relieved of it a short while ago
-/// (docs/decisions/0016).
+/// Whether a member that leads little may be given the lead: it has room, and is quick.
 fn is_fit(view: View<'_>, record: &MetaRecord, node: NodeId) -> bool {
-    let report = view.loads.report(node).and_then(|load| load.meta.get(&record.id));
-    has_room(view, record, node) && report.is_some_and(|report| !report.declines_lead)
+    has_room(view, record, node) && !declines_leads(view, node)
 }

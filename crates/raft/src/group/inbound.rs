@@ -66,7 +66,7 @@ impl Group {
                 return;
             }
             Body::Relief { round, word } => {
-                self.hear_of_relief(from, message.term, *round, *word, now_ms);
+                self.hear_of_relief(from, message.term, *round, *word, setting, now_ms);
                 return;
             }
             Body::SnapshotFailed => {

@@ -58,6 +58,7 @@ pub use alone::word_of_term;
 use burden::Burden;
 use leaving::Leaving;
 use rejoining::Rejoining;
+pub(crate) use relief::QUICK_MS;
 use relief::Trial;
 use roster::Roster;
 use stagger::{Slot, timeout};
@@ -74,6 +75,8 @@ pub(crate) struct Setting {
     pub(crate) config: RaftConfig,
     /// Bytes of applied entries that a group may keep in memory.
     pub(crate) tail_bytes: usize,
+    /// The last flush took a short time, and none takes longer now.
+    pub(crate) is_disk_quick: bool,
 }
 
 /// What one group adds to a turn.

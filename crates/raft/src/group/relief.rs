@@ -1,10 +1,11 @@
 //! A leader that holds its group up is relieved by one who would not.
 //!
 //! The leader asks the other voters ([`Burden`](super::burden::Burden) says when). Who is asked finds out whether a majority
-//! answers it quickly, and says so. Then the leader falls silent as a follower, the others elect as if it had
+//! answers it quickly, counting those only whose disks are quick too, as its own has to be: an election takes a flush
+//! of each. If so it says so. Then the leader falls silent as a follower, the others elect as if it had
 //! died, and it does not stand for election itself for some time.
 //!
-//! Why it asks: where all are slow nothing would be won, and perhaps nobody elected.
+//! Why it asks: where all are slow nothing would be won, and nobody elected: a vote would take longer than an election may.
 //!
 //! Why it does not hand over: who is to lead would have to catch up over the same slow links, and meanwhile nothing
 //! could be proposed.
@@ -13,12 +14,12 @@
 
 use milpa_types::NodeId;
 
-use super::Group;
 use super::burden::Look;
+use super::{Group, Setting};
 use crate::message::{Body, Message, ReliefWord};
 
-/// Who is answered by a majority later than that would lead no better.
-const QUICK_MS: u64 = 200;
+/// Who is answered by a majority later than that would lead no better, nor who needs as long for a flush.
+pub(crate) const QUICK_MS: u64 = 200;
 
 /// The question whether this voter could lead better, while others have not answered.
 #[derive(Clone, Debug)]
@@ -34,9 +35,13 @@ impl Group {
     /// Leader: asks for relief if it holds the group up. True if it does. Of two voters neither can do without
     /// the other, and there the lead is kept.
     pub(crate) fn ask_for_relief(&mut self, lease_ms: u64, now_ms: u64) -> bool {
-        let is_needed = self.present.voters.len() < 3 || self.alone.is_some();
+        if !self.is_leader() || !self.burden.is_due(now_ms) {
+            return false;
+        }
+        let is_needed =
+            self.present.voters.len() < 3 || self.present.is_joint() || self.alone.is_some();
         // One that hands over is as good as gone.
-        if !self.is_leader() || is_needed || self.lease.is_barred() {
+        if is_needed || self.lease.is_barred() {
             return false;
         }
         let log = &self.raw.raft.raft_log;
@@ -73,31 +78,33 @@ impl Group {
         term: u64,
         round: u64,
         word: ReliefWord,
+        setting: &Setting,
         now_ms: u64,
     ) {
         let is_voter = |node| self.present.voters.contains(&node);
         if term != self.raw.raft.term || !is_voter(from) || !is_voter(self.node) {
             return;
         }
+        let could_vote = setting.is_disk_quick && !self.is_rejoining();
         match word {
             ReliefWord::Asked if self.leader() == Some(from) => {
                 let answered = Vec::new();
                 self.trial = Some(Trial { leader: from, round, begun_ms: now_ms, answered });
                 self.tell_voters(&[from], round, ReliefWord::Echo);
             }
-            ReliefWord::Echo => {
+            ReliefWord::Echo if could_vote => {
                 let body = Body::Relief { round, word: ReliefWord::Echoed };
                 self.failures.push((from, Message::new(term, body)));
             }
-            ReliefWord::Echoed => self.count_echo(from, round, now_ms),
+            ReliefWord::Echoed if could_vote => self.count_echo(from, round, now_ms),
             ReliefWord::Able if self.is_leader() && self.burden.is_relieved(round) => {
                 self.give_up_lead(from, now_ms);
             }
-            ReliefWord::Asked | ReliefWord::Able => {}
+            _ => {}
         }
     }
 
-    /// Who was asked says that it could lead, if its own disk is up to date.
+    /// Who was asked says that it could lead, if a majority has answered.
     fn count_echo(&mut self, from: NodeId, round: u64, now_ms: u64) {
         let Some(trial) = self.trial.as_mut().filter(|trial| trial.round == round) else { return };
         if !trial.answered.contains(&from) {
@@ -107,7 +114,7 @@ impl Group {
         let is_answered = (trial.answered.len() + 1) * 2 > self.present.voters.len();
         let is_quick = now_ms <= trial.begun_ms.saturating_add(QUICK_MS);
         let leader = trial.leader;
-        if is_answered && is_quick && !self.is_rejoining() {
+        if is_answered && is_quick {
             self.trial = None;
             let body = Body::Relief { round, word: ReliefWord::Able };
             self.failures.push((leader, Message::new(self.raw.raft.term, body)));
@@ -119,6 +126,8 @@ impl Group {
         tracing::warn!(group = self.id.0, term, %to,
             "the lead is given up: this node's disk or links hold the group up");
         self.burden.end(now_ms);
+        // They would go when the disk has what was written until now, and hold up the election: as if lost on the way.
+        self.raw.raft.msgs.clear();
         self.raw.raft.become_follower(term, raft::INVALID_ID);
         self.settle();
     }

@@ -12,7 +12,7 @@ use raft::eraftpb::HardState;
 
 use crate::config::{ConfigError, RaftConfig};
 use crate::convert::{raft_entry, raft_id};
-use crate::group::{Group, Setting};
+use crate::group::{Group, QUICK_MS, Setting};
 use crate::memlog::MemLog;
 use crate::message::{Frame, FrameError};
 use crate::types::{
@@ -42,6 +42,14 @@ struct Writers {
     groups: Vec<PartitionId>,
     /// No longer there.
     removed: Vec<PartitionId>,
+    handed_out_ms: u64,
+}
+
+impl Writers {
+    /// Whether it is not long ago that the batch was handed out.
+    fn is_quick(&self, now_ms: u64) -> bool {
+        now_ms <= self.handed_out_ms.saturating_add(QUICK_MS)
+    }
 }
 
 /// All Raft groups of one node.
@@ -85,7 +93,13 @@ impl MultiRaft {
     pub fn new(node: NodeId, config: RaftConfig, seed: u64) -> Result<MultiRaft, ConfigError> {
         config.validate()?;
         Ok(MultiRaft {
-            setting: Setting { node, seed, tail_bytes: config.tail_bytes(0), config },
+            setting: Setting {
+                node,
+                seed,
+                tail_bytes: config.tail_bytes(0),
+                config,
+                is_disk_quick: true,
+            },
             groups: BTreeMap::new(),
             refused: BTreeSet::new(),
             dirty: BTreeSet::new(),
@@ -454,6 +468,8 @@ impl MultiRaft {
         if self.has_failed || from == self.setting.node {
             return Ok(());
         }
+        self.setting.is_disk_quick &=
+            self.waiting.values().next().is_none_or(|it| it.is_quick(now_ms));
         for (id, message) in frame.messages {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             if group.is_contradicted_by(from, &message) {
@@ -526,7 +542,8 @@ impl MultiRaft {
         let number = self.next_batch;
         let mut records = std::mem::take(&mut self.farewells);
         let mut frames = Frames::default();
-        let mut writers = Writers { removed: removed(&records).collect(), ..Writers::default() };
+        let removed = removed(&records).collect();
+        let mut writers = Writers { groups: Vec::new(), removed, handed_out_ms: now_ms };
         for id in std::mem::take(&mut self.dirty) {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             let mut collected = group.collect(number, &self.setting, now_ms);
@@ -572,6 +589,10 @@ impl MultiRaft {
         self.tick(now_ms);
         if self.has_failed {
             return;
+        }
+        // Of all that one flush made durable, the first has waited for all of it.
+        if let Some((_, first)) = self.waiting.range(..=batch).next() {
+            self.setting.is_disk_quick = first.is_quick(now_ms);
         }
         while let Some(entry) = self.waiting.first_entry() {
             if *entry.key() > batch {

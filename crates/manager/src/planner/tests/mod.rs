@@ -32,8 +32,8 @@ pub(crate) struct World {
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
-    /// Meta nodes that were relieved of what they led.
-    pub(crate) declining: BTreeSet<NodeId>,
+    /// Meta nodes that were relieved of a partition that they led.
+    pub(crate) declining: BTreeSet<(NodeId, PartitionId)>,
     /// Who is slow, for all others that are up.
     pub(crate) slow: BTreeSet<NodeId>,
     /// They know it themselves, and nobody else does.
@@ -118,7 +118,7 @@ impl World {
             }
             for report in self.meta.entry(node.id).or_default().values_mut() {
                 report.is_full = is_full;
-                report.declines_lead = self.declining.contains(&node.id);
+                report.declines_lead = self.declining.contains(&(node.id, report.partition));
             }
             let heartbeat = Heartbeat {
                 node: node.id,
