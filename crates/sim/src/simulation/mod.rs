@@ -475,7 +475,8 @@ impl Simulation {
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }
-        if !self.is_over() {
+        // A start would forget the point of a crash that has not come yet.
+        if !self.is_over() && self.options.crash.is_none() {
             self.read_again();
         }
     }
