@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 
-use super::{DISK_BYTES, Placed, Simulation, WHOLE_MS, locked};
+use super::{DISK_BYTES, Placed, Simulation, WHOLE_MS, arm, locked};
 use crate::cluster::{self, Part};
 use crate::disk::Ordered;
 use crate::nemesis::{Fault, Mend};
@@ -371,6 +371,9 @@ impl Simulation {
         for place in self.places(|placed| placed.part.is_server()) {
             self.stop(place, Ending::Process);
         }
+        // A crash that has not come yet would be forgotten with the life in which it was asked for.
+        let crash = self.options.crash.as_ref().filter(|_| self.crashes == 0);
+        self.machines.iter().for_each(|placed| arm(&placed.machine, crash));
         self.start_servers();
         self.want(Wanted::Whole, WHOLE_MS, "disk formats readable");
     }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Waker;
 
 use crate::cluster::{self, MANAGERS, Part};
-use crate::crash_points::{Crash, Effectful};
+use crate::crash_points::{Crash, CrashPoint, Effectful};
 use crate::disk::{DiskOptions, Platter};
 use crate::history::SharedHistory;
 use crate::machine::Machine;
@@ -90,6 +90,14 @@ fn locked(wires: &Mutex<Wires>) -> MutexGuard<'_, Wires> {
     wires.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Makes a machine crash where that was asked for.
+fn arm(machine: &Machine, crash: Option<&CrashPoint>) {
+    if let Some(point) = crash.filter(|point| point.machine == machine.name) {
+        let effects = &machine.disk().effects;
+        effects.end_after(point.effects.saturating_sub(effects.done()));
+    }
+}
+
 /// How managers say that a node has to start with an empty directory.
 const REFUSED: [&str; 2] = ["is an older copy", "is not of this cluster"];
 
@@ -158,9 +166,7 @@ impl Simulation {
                 self.options.jobs,
                 self.options.seed,
             );
-            if let Some(point) = self.options.crash.as_ref().filter(|point| point.machine == name) {
-                machine.disk().effects.end_after(point.effects);
-            }
+            arm(&machine, self.options.crash.as_ref());
             if part.is_server() {
                 let drift = self.order.between(0, 2 * self.options.drift_ppm);
                 machine.clock_rate_ppm = 1_000_000 + drift - self.options.drift_ppm;
@@ -475,8 +481,7 @@ impl Simulation {
         if self.options.rots_at_rest && !self.is_over() {
             self.rot_at_rest();
         }
-        // A start would forget the point of a crash that has not come yet.
-        if !self.is_over() && self.options.crash.is_none() {
+        if !self.is_over() {
             self.read_again();
         }
     }
