@@ -30,7 +30,7 @@ fn settled(view: View<'_>, role: Role) -> Option<BTreeMap<NodeId, u64>> {
             continue;
         }
         // One that has just started may not have opened all its replicas.
-        if view.loads.report(node.id)?.reporting_ms(view.now_ms) < view.policy.silence_period_ms {
+        if view.loads.report(node.id)?.reporting_ms() < view.policy.silence_period_ms {
             return None;
         }
         counts.insert(node.id, 0);

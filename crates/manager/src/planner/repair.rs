@@ -213,9 +213,8 @@ fn survivors_configuration(
     let own = &report.configuration;
     let is_of_two =
         own.members.len() == 2 && adopted.members.iter().all(|n| own.members.contains(n));
-    let may = is_of_two
-        && present.members.len() > 1
-        && is_lost(view, record, *lost, load.reporting_ms(view.now_ms));
+    let may =
+        is_of_two && present.members.len() > 1 && is_lost(view, record, *lost, load.reporting_ms());
     let learners = match view.state.is_whole(record.id, *survivor) {
         true => Vec::new(),
         // Nobody has what was overwritten of bytes that it has lost since.
@@ -269,7 +268,7 @@ pub(super) fn lost_members(view: View<'_>, record: &DataRecord) -> Vec<NodeId> {
     let is_heard = |node: &NodeId| view.state.node(*node).is_some_and(|it| it.state.is_heard());
     let leader = view.loads.data_leader(record).filter(is_heard);
     let leader = leader.and_then(|node| view.loads.report(node));
-    let reporting_ms = leader.map_or(0, |load| load.reporting_ms(view.now_ms));
+    let reporting_ms = leader.map_or(0, |load| load.reporting_ms());
     let present = view.loads.adopted(record).into_iter().chain([&record.configuration]);
     let members: BTreeSet<NodeId> = present.flat_map(|it| it.members.iter().copied()).collect();
     members.into_iter().filter(|node| is_lost(view, record, *node, reporting_ms)).collect()
@@ -381,5 +380,5 @@ pub fn has_lost_replica(
 ) -> bool {
     let Some(load) = view.loads.report(node) else { return false };
     let held = load.data.contains_key(&partition) || load.meta.contains_key(&partition);
-    is_created && !held && load.reporting_ms(view.now_ms) >= view.policy.silence_period_ms
+    is_created && !held && load.reporting_ms() >= view.policy.silence_period_ms
 }

@@ -343,6 +343,8 @@ fn start_raft(node: NodeId, opened: Opened, shell: &mut Shell) -> Result<RaftDri
     let mut multi =
         MultiRaft::new(node, config, seed).map_err(|error| NodeError::Start(error.to_string()))?;
     shell.recover(&mut multi, loaded, recovered);
+    // The first heartbeat says what is here: one that named nothing could be the last one heard for a while.
+    shell.publish_report(&multi);
     Ok(RaftDriver::new(multi, LogWriter::spawn(wal)?))
 }
 

@@ -138,7 +138,7 @@ impl Shell {
         }
     }
 
-    fn publish_report(&self, multi: &MultiRaft) {
+    pub(crate) fn publish_report(&self, multi: &MultiRaft) {
         *self.ctx.report.borrow_mut() = Rc::new(self.report(multi).partitions);
     }
 
