@@ -3,22 +3,22 @@
 //! Nobody misses a leader whose disk or links are slow: its heartbeats come late, and they come. But the group waits
 //! for it. It has no lease when a majority answers later than `lease_ms`; and the library hands out nothing that is
 //! not on the leader's own disk, though a majority has it. So a leader looks at itself, and when it was held up
-//! for three seconds the others are asked ([`relief`](super::relief)).
+//! for two seconds the others are asked ([`relief`](super::relief)).
 
 /// What is held up for so long is not by chance.
-const PATIENCE_MS: u64 = 3_000;
+const PATIENCE_MS: u64 = 2_000;
 const PATIENCE_MAX_MS: u64 = 120_000;
 /// The leader's disk is behind when it has not what was committed so long ago, and up to twice as long.
 const BEHIND_MS: u64 = 100;
 /// Between two questions that nobody answers.
 const ASKED_EVERY_MS: u64 = 1_000;
 /// Between two changes of a client that waits for each there is nothing that a slow disk could lack: it is behind
-/// for a part of the time only. So what was is forgotten by a third of the time that passes.
-const FORGOTTEN_SHARE: u64 = 3;
+/// for a part of the time only. So what was is forgotten by a quarter of the time that passes.
+const FORGOTTEN_SHARE: u64 = 4;
 /// After giving up: the others have elected by then, if they can.
 const REST_MS: u64 = 5_000;
 /// For so many times its patience the lead is not wanted back: a minute at first.
-const DECLINES_FACTOR: u64 = 20;
+const DECLINES_FACTOR: u64 = 30;
 const LOOK_EVERY_MS: u64 = 100;
 /// A process that was stopped has seen nothing meanwhile.
 const LOOK_MS_MAX: u64 = 2 * LOOK_EVERY_MS;
@@ -29,7 +29,7 @@ const ANSWER_MS_MAX: u64 = 10_000;
 #[derive(Debug)]
 pub(super) struct Burden {
     looked_ms: u64,
-    /// Less a third of the time in which it was not.
+    /// Less a quarter of the time in which it was not.
     held_up_ms: u64,
     /// Doubles each time that the lead is given up, and comes back as time passes without trouble.
     patience_ms: u64,
@@ -157,15 +157,15 @@ mod tests {
     fn who_is_held_up_for_much_of_the_time_asks() {
         let fresh = Burden::default;
         assert_eq!(asks(&mut fresh(), 1_000, good), None);
-        assert_eq!(asks(&mut fresh(), 1_000, without_lease), Some(3_800));
+        assert_eq!(asks(&mut fresh(), 1_000, without_lease), Some(2_800));
         // A disk that needs 300 ms for what the others have at once; and one that needs 75.
         let slow = |ms| move |now_ms| Look { persisted: now_ms - ms, ..good(now_ms) };
-        assert!(asks(&mut fresh(), 1_000, slow(300)).is_some_and(|at| at < 5_000));
+        assert!(asks(&mut fresh(), 1_000, slow(300)).is_some_and(|at| at < 4_000));
         assert_eq!(asks(&mut fresh(), 1_000, slow(75)), None);
         let now_and_then =
             |good_ms| move |now_ms| Look { has_lease: now_ms % 1_000 < good_ms, ..good(now_ms) };
-        assert!(asks(&mut fresh(), 1_000, now_and_then(400)).is_some_and(|at| at < 8_000));
-        assert_eq!(asks(&mut fresh(), 1_000, now_and_then(800)), None);
+        assert!(asks(&mut fresh(), 1_000, now_and_then(500)).is_some_and(|at| at < 7_000));
+        assert_eq!(asks(&mut fresh(), 1_000, now_and_then(850)), None);
     }
 
     #[test]
@@ -191,11 +191,11 @@ mod tests {
             burden.end(at);
             assert!(burden.rests(at + REST_MS - 1) && !burden.rests(at + REST_MS));
             waited.push((at - now_ms).div_ceil(1_000));
-            let declines_ms = 20 * 1_000 * waited.last().unwrap();
+            let declines_ms = 30 * 1_000 * waited.last().unwrap();
             assert!(burden.declines(at + declines_ms - 1) && !burden.declines(at + declines_ms));
             now_ms = at + 25;
         }
-        assert_eq!(waited, [3, 6, 12, 24, 48, 96, 120, 120]);
+        assert_eq!(waited, [2, 4, 8, 16, 32, 64, 120, 120]);
         assert_eq!(asks(&mut burden, now_ms, good), None);
         assert_eq!(burden.patience_ms, PATIENCE_MS);
     }
