@@ -1,6 +1,6 @@
 //! Failures that are meant for one file, while the disk ([`Platter`]) knows those of its next call only.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
 use milpa_sim::disk::{Ordered, Platter};
@@ -18,17 +18,21 @@ impl Aimed {
         orders.push((failure, part.to_owned()));
     }
 
-    /// Carries out a call that may meet one of these failures, if it was ordered for this file. No other one
-    /// meets it: they wait for each other here, as at the disk.
+    /// Carries out a call that may meet one of these failures, if it was ordered for its file, which is looked up
+    /// only then. No other one meets it: they wait for each other here, as at the disk.
     pub fn meet<T>(
         &self,
         platter: &Mutex<Platter>,
-        path: Option<&Path>,
+        path: impl FnOnce() -> Option<PathBuf>,
         kinds: &[Ordered],
         call: impl FnOnce() -> T,
     ) -> T {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
-        let path = path.unwrap_or(Path::new("")).to_string_lossy();
+        if orders.is_empty() {
+            return call();
+        }
+        let path = path().unwrap_or_default();
+        let path = path.to_string_lossy();
         let is_met = |(kind, part): &(Ordered, String)| kinds.contains(kind) && path.contains(part);
         if let Some(place) = orders.iter().position(is_met) {
             let (failure, _) = orders.remove(place);

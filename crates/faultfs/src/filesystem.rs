@@ -104,8 +104,7 @@ impl FaultyFs {
 
     /// Carries out a call, with the failure of one of these kinds if one was ordered for this file.
     fn aimed<T>(&self, nodeid: u64, kinds: &[Ordered], call: impl FnOnce() -> T) -> T {
-        let path = self.path(nodeid).ok();
-        self.aimed.meet(&self.platter, path.as_deref(), kinds, call)
+        self.aimed.meet(&self.platter, || self.path(nodeid).ok(), kinds, call)
     }
 
     pub fn platter(&self) -> MutexGuard<'_, Platter> {

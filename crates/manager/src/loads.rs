@@ -32,6 +32,9 @@ pub struct NodeLoad {
     /// Meta partitions of which it has a replica that takes no part: lost to its group, and still to
     /// be deleted.
     pub meta_damaged: BTreeSet<PartitionId>,
+    /// It was relieved of a meta partition that it led, not long ago: its disk or its links are slow, and not only for
+    /// that one (docs/decisions/0016).
+    pub declines_leads: bool,
     /// Its data partitions.
     pub data: BTreeMap<PartitionId, DataPartitionReport>,
     /// Data nodes that are slow for it.
@@ -99,6 +102,7 @@ impl Loads {
             reporting_since_ms: before.or(Some(now_ms)),
             disks: heartbeat.disks,
             memory_bytes: heartbeat.memory_bytes,
+            declines_leads: meta.iter().any(|report| report.declines_lead),
             meta: meta.into_iter().map(|report| (report.partition, report)).collect(),
             meta_damaged: damaged.into_iter().map(|report| report.partition).collect(),
             data: heartbeat.data.into_iter().map(|report| (report.partition, report)).collect(),
@@ -142,6 +146,12 @@ impl Loads {
     #[must_use]
     pub fn report(&self, id: NodeId) -> Option<&NodeLoad> {
         self.nodes.get(&id).filter(|load| load.reporting_since_ms.is_some())
+    }
+
+    /// Whether others are to lead meta partitions rather than this node.
+    #[must_use]
+    pub fn declines_leads(&self, id: NodeId) -> bool {
+        self.report(id).is_some_and(|load| load.declines_leads)
     }
 
     /// Whether a node has a damaged replica of a meta partition.

@@ -347,9 +347,12 @@ fn start_disks(shared: &Rc<Shared>, opened: Vec<OpenedDisk>) -> Result<(), NodeE
         let seed = random(&path)?;
         let failed = |problem| NodeError::Disk { path, problem };
         let id = disk.id;
-        let disk = disk.start(index, Rc::clone(shared), seed, events.clone()).map_err(failed)?;
-        let report = DiskReport { disk: Some(disk.describe()), ..DiskReport::default() };
+        let mut disk =
+            disk.start(index, Rc::clone(shared), seed, events.clone()).map_err(failed)?;
+        let report = DiskReport::default();
         shared.disks.borrow_mut().push(DiskHandle { id, events, report });
+        // The first heartbeat says what is here.
+        disk.publish_report();
         disks.push((disk, inbox));
     }
     for (disk, inbox) in disks {

@@ -156,7 +156,7 @@ impl Disk {
         }
     }
 
-    fn publish_report(&mut self) {
+    pub fn publish_report(&mut self) {
         let fenced = self.is_fenced();
         let in_service = self.partitions.values().filter(|p| p.broken.is_none());
         let partitions: Vec<_> = in_service.map(|partition| self.report(partition)).collect();

@@ -10,6 +10,7 @@ mod damage;
 mod filling;
 mod freeing;
 mod gaps;
+mod last_copy;
 mod lost;
 mod nodes;
 mod speed;

@@ -12,7 +12,7 @@ use milpa_wire::data::Configuration;
 use super::health::{Place, data_place, is_aligned};
 use super::members;
 use super::replace::target;
-use super::room::{declines_leads, has_room};
+use super::room::has_room;
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, DataRecord, MetaRecord};
 
@@ -101,5 +101,5 @@ fn leader(view: View<'_>) -> Option<Step> {
 
 /// Whether a member that leads little may be given the lead: it has room, and is quick.
 fn is_fit(view: View<'_>, record: &MetaRecord, node: NodeId) -> bool {
-    has_room(view, record, node) && !declines_leads(view, node)
+    has_room(view, record, node) && !view.loads.declines_leads(node)
 }

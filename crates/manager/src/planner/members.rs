@@ -28,7 +28,6 @@ use super::budget::Budget;
 use super::health::{Place, meta_place};
 use super::place::{Topology, offers};
 use super::reconcile::ask_order;
-use super::room::declines_leads;
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, MetaRecord, NewTask, Task, TaskReason};
 
@@ -220,8 +219,11 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     // One that takes itself out leaves an election behind: it hands over first.
     let current = |node: &&NodeId| report.voters.contains(node) && report.current.contains(node);
     if !record.members.contains(&leader)
-        && let Some(to) =
-            record.members.iter().filter(current).min_by_key(|node| declines_leads(view, **node))
+        && let Some(to) = record
+            .members
+            .iter()
+            .filter(current)
+            .min_by_key(|node| view.loads.declines_leads(**node))
     {
         return Some(Step::TransferLeader { partition, from: leader, to: *to });
     }

@@ -26,18 +26,11 @@ pub fn plan(view: View<'_>, plan: &mut Plan) {
             **node != from && report.current.contains(node) && has_room(view, record, **node)
         };
         let members = report.voters.iter().filter(takes).copied();
-        let least = |node: &NodeId| (declines_leads(view, *node), led.get(node).copied());
+        let least = |node: &NodeId| (view.loads.declines_leads(*node), led.get(node).copied());
         let Some(to) = members.min_by_key(least) else { continue };
         *led.entry(to).or_default() += 1;
         plan.steps.push(Step::TransferLeader { partition: record.id, from, to });
     }
-}
-
-/// Whether a node was relieved of something that it led, not long ago: its disk or its links are slow, and not only for
-/// that partition (docs/decisions/0016).
-pub(super) fn declines_leads(view: View<'_>, node: NodeId) -> bool {
-    let load = view.loads.report(node);
-    load.is_some_and(|load| load.meta.values().any(|report| report.declines_lead))
 }
 
 /// Whether a member said that it could make inodes of this partition.

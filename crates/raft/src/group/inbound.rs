@@ -114,7 +114,7 @@ impl Group {
                 "leader counts on entries that are not in this log");
             // What was lost may have cut off what stands here behind that.
             let message = Message::new(message.term, Body::LogLost { last: committed });
-            self.failures.push((leader, message));
+            self.notices.push((leader, message));
         }
     }
 
@@ -225,7 +225,7 @@ impl Group {
     pub(crate) fn snapshot_failed(&mut self) {
         if let Some(install) = self.install.take() {
             let message = Message::new(self.raw.raft.term, Body::SnapshotFailed);
-            self.failures.push((install.from, message));
+            self.notices.push((install.from, message));
         }
     }
 

@@ -75,7 +75,7 @@ pub(crate) struct Setting {
     pub(crate) config: RaftConfig,
     /// Bytes of applied entries that a group may keep in memory.
     pub(crate) tail_bytes: usize,
-    /// The last flush took a short time, and none takes longer now.
+    /// No flush has taken long lately, and none does now.
     pub(crate) is_disk_quick: bool,
 }
 
@@ -153,7 +153,7 @@ pub(crate) struct Group {
     offered_ms: BTreeMap<NodeId, u64>,
     /// Leader: when the owner was last asked for a snapshot.
     asked_ms: BTreeMap<NodeId, u64>,
-    failures: Vec<(NodeId, Message)>,
+    notices: Vec<(NodeId, Message)>,
     /// How often this founding member will still ask for votes out of turn.
     founding_attempts: u32,
     founding_ticks: usize,
@@ -239,7 +239,7 @@ impl Group {
             held: Vec::new(),
             offered_ms: BTreeMap::new(),
             asked_ms: BTreeMap::new(),
-            failures: Vec::new(),
+            notices: Vec::new(),
             founding_attempts: 0,
             founding_ticks: 0,
             alone: None,
@@ -553,8 +553,8 @@ impl Group {
             && (self.has_undurable_log() || self.burden.rests(now_ms))
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout()
         {
-            // A node whose disk stalls is no good leader, nor one that has just given up; and the library requires that all of
-            // the log is durable when an election is won.
+            // A node whose disk stalls is no good leader, nor one that has just given up; and the library
+            // requires that all of the log is durable when an election is won.
             return false;
         }
         let has_asked = self.founding_attempts > 0 && self.campaign_again();

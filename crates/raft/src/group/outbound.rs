@@ -33,7 +33,7 @@ impl Group {
         self.raw.has_ready()
             || !self.released.is_empty()
             || !self.queued.is_empty()
-            || !self.failures.is_empty()
+            || !self.notices.is_empty()
             || self.may_deliver_held()
     }
 
@@ -281,7 +281,7 @@ impl Group {
             }
             out.messages.extend(from_raft(raw, &sending).into_iter().map(|message| (to, message)));
         }
-        out.messages.append(&mut self.failures);
+        out.messages.append(&mut self.notices);
         let epoch = self.epoch();
         out.messages.iter_mut().for_each(|(_, message)| message.epoch = epoch);
     }

@@ -91,10 +91,10 @@ impl Group {
             return;
         }
         rejoining.told = Some((term, now_ms));
-        self.failures.push((leader, Message::new(term, Body::LogLost { last })));
+        self.notices.push((leader, Message::new(term, Body::LogLost { last })));
         if rejoining.barrier.is_none_or(|barrier| barrier.term != term) {
             let body = Body::Rejoining { nonce: rejoining.nonce };
-            self.failures.push((leader, Message::new(term, body)));
+            self.notices.push((leader, Message::new(term, body)));
         }
     }
 
@@ -105,7 +105,7 @@ impl Group {
         }
         if let Ok(position) = self.propose(Bytes::new()) {
             let body = Body::Barrier { nonce, index: position.index };
-            self.failures.push((from, Message::new(term, body)));
+            self.notices.push((from, Message::new(term, body)));
         }
     }
 

@@ -24,7 +24,6 @@ pub(crate) const QUICK_MS: u64 = 200;
 /// The question whether this voter could lead better, while others have not answered.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
-    leader: NodeId,
     round: u64,
     begun_ms: u64,
     /// Other voters that have answered.
@@ -68,7 +67,7 @@ impl Group {
         let others = self.present.voters.iter().copied();
         for to in others.filter(|node| *node != self.node && !but.contains(node)) {
             let message = Message::new(self.raw.raft.term, Body::Relief { round, word });
-            self.failures.push((to, message));
+            self.notices.push((to, message));
         }
     }
 
@@ -88,13 +87,12 @@ impl Group {
         let could_vote = setting.is_disk_quick && !self.is_rejoining();
         match word {
             ReliefWord::Asked if self.leader() == Some(from) => {
-                let answered = Vec::new();
-                self.trial = Some(Trial { leader: from, round, begun_ms: now_ms, answered });
+                self.trial = Some(Trial { round, begun_ms: now_ms, answered: Vec::new() });
                 self.tell_voters(&[from], round, ReliefWord::Echo);
             }
             ReliefWord::Echo if could_vote => {
                 let body = Body::Relief { round, word: ReliefWord::Echoed };
-                self.failures.push((from, Message::new(term, body)));
+                self.notices.push((from, Message::new(term, body)));
             }
             ReliefWord::Echoed if could_vote => self.count_echo(from, round, now_ms),
             ReliefWord::Able if self.is_leader() && self.burden.is_relieved(round) => {
@@ -113,11 +111,11 @@ impl Group {
         // With itself more than half.
         let is_answered = (trial.answered.len() + 1) * 2 > self.present.voters.len();
         let is_quick = now_ms <= trial.begun_ms.saturating_add(QUICK_MS);
-        let leader = trial.leader;
         if is_answered && is_quick {
             self.trial = None;
             let body = Body::Relief { round, word: ReliefWord::Able };
-            self.failures.push((leader, Message::new(self.raw.raft.term, body)));
+            let message = Message::new(self.raw.raft.term, body);
+            self.notices.extend(self.leader().map(|leader| (leader, message)));
         }
     }
 

@@ -35,6 +35,8 @@ const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
 
 /// How long the log of an idle group may end with entries.
 const COMMITS_NOTED_MS: u64 = 500;
+/// A slow flush counts against a disk for so long, if no quick one comes after it.
+const SLOW_FLUSH_COUNTS_MS: u64 = 10_000;
 
 /// Those of whom a batch tells.
 #[derive(Debug, Default)]
@@ -63,6 +65,8 @@ pub struct MultiRaft {
     next_batch: u64,
     /// Who waits for a batch.
     waiting: BTreeMap<u64, Writers>,
+    /// When the last flush ended, if it was a slow one.
+    slow_flush_ms: Option<u64>,
     /// Groups that were refused, for the next turn.
     contradicted: Vec<PartitionId>,
     /// Records of groups that are no longer there.
@@ -105,6 +109,7 @@ impl MultiRaft {
             dirty: BTreeSet::new(),
             next_batch: 1,
             waiting: BTreeMap::new(),
+            slow_flush_ms: None,
             contradicted: Vec::new(),
             farewells: Vec::new(),
             ticked_ms: None,
@@ -468,8 +473,7 @@ impl MultiRaft {
         if self.has_failed || from == self.setting.node {
             return Ok(());
         }
-        self.setting.is_disk_quick &=
-            self.waiting.values().next().is_none_or(|it| it.is_quick(now_ms));
+        self.setting.is_disk_quick = self.is_disk_quick(now_ms);
         for (id, message) in frame.messages {
             let Some(group) = self.groups.get_mut(&id) else { continue };
             if group.is_contradicted_by(from, &message) {
@@ -592,7 +596,7 @@ impl MultiRaft {
         }
         // Of all that one flush made durable, the first has waited for all of it.
         if let Some((_, first)) = self.waiting.range(..=batch).next() {
-            self.setting.is_disk_quick = first.is_quick(now_ms);
+            self.slow_flush_ms = (!first.is_quick(now_ms)).then_some(now_ms);
         }
         while let Some(entry) = self.waiting.first_entry() {
             if *entry.key() > batch {
@@ -605,6 +609,13 @@ impl MultiRaft {
                 }
             }
         }
+    }
+
+    /// Whether an election would not wait for this node's disk. One slow flush of long ago, with none after it, says
+    /// nothing.
+    fn is_disk_quick(&self, now_ms: u64) -> bool {
+        let was_slow = self.slow_flush_ms.is_some_and(|at| now_ms < at + SLOW_FLUSH_COUNTS_MS);
+        !was_slow && self.waiting.values().next().is_none_or(|oldest| oldest.is_quick(now_ms))
     }
 
     /// The log failed. From here on nothing is sent, committed or accepted: what the disk holds

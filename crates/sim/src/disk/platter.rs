@@ -49,7 +49,7 @@ impl Image {
 }
 
 /// Failures that were ordered for the calls to come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Ordered {
     /// The next write fails with EIO.
     FailWrite,
@@ -137,8 +137,8 @@ pub struct Platter {
     /// Every change is one.
     pub effects: Arc<Effects>,
     pub ordered: VecDeque<Ordered>,
-    /// Orders that were carried out. Emptied by who counts them.
-    pub carried_out: Vec<Ordered>,
+    /// How many orders of each kind were carried out. Taken by who counts them.
+    pub carried_out: BTreeMap<Ordered, u64>,
     /// The last one, while its file was not written since.
     lost: Option<Lost>,
     /// Syncs succeed and make nothing durable.
@@ -167,7 +167,7 @@ impl Platter {
             has_failed: false,
             effects: Arc::default(),
             ordered: VecDeque::new(),
-            carried_out: Vec::new(),
+            carried_out: BTreeMap::new(),
             lost: None,
             drops_syncs: false,
             counts: DiskCounts::default(),
@@ -200,9 +200,11 @@ impl Platter {
     /// Whether this was ordered for the next call of its kind.
     fn takes_order(&mut self, kind: Ordered) -> bool {
         let place = self.ordered.iter().position(|ordered| *ordered == kind);
-        let taken = place.and_then(|place| self.ordered.remove(place));
-        self.carried_out.extend(taken);
-        taken.is_some()
+        let is_taken = place.and_then(|place| self.ordered.remove(place)).is_some();
+        if is_taken {
+            *self.carried_out.entry(kind).or_default() += 1;
+        }
+        is_taken
     }
 
     fn ordered(&mut self, kind: Ordered) -> io::Result<()> {

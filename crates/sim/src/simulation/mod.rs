@@ -225,7 +225,9 @@ impl Simulation {
         if has_failed {
             self.unsynced_were_lost(place);
         }
-        carried_out.into_iter().for_each(|ordered| self.happened(harm::name_of(ordered), true));
+        for (ordered, times) in carried_out {
+            (0..times).for_each(|_| self.happened(harm::name_of(ordered), true));
+        }
     }
 
     /// Nothing that a machine does has an effect any more.

@@ -91,6 +91,26 @@ fn where_all_disks_are_slow_somebody_leads() {
     }
 }
 
+/// Where nothing is written no flush comes that would be quick: a slow one of long ago does not count for ever.
+#[test]
+fn a_slow_flush_of_long_ago_keeps_nobody_from_relieving() {
+    let mut world = world(8, 3);
+    world.found(1, &[0, 1, 2]);
+    world.run(1_000);
+    world.slow_disks = (1..3).map(|node| (NodeId(node), 600)).collect();
+    world.propose(1, "slowly".to_owned()).unwrap();
+    world.run(5_000);
+    assert_eq!(world.leader(1), Some(0));
+    world.slow_disks.clear();
+    // Not at once: nobody is to miss a heartbeat.
+    for ms in (50..=250).step_by(50) {
+        world.slow_links = [(NodeId(0), ms)].into();
+        world.run(1_000);
+    }
+    world.until("another leader", |world| world.leader(1).is_some_and(|leader| leader != 0));
+    world.check();
+}
+
 /// A node that is as slow as a busy disk makes it keeps the lead.
 #[test]
 fn a_leader_that_is_a_little_slower_leads_on() {
