@@ -77,6 +77,7 @@ Examples:
   milpa fsck                    all volumes
   milpa fsck photos --json
   milpa fsck --repair           and mend what is safe to mend
+  milpa fsck --patience 600     bytes of clients that died have ten minutes to go
 Exit code: 0 nothing is wrong, 1 something is, 2 it could not be checked.
 docs/operations.md says what each finding means and what to do.")]
     Fsck {
@@ -85,8 +86,8 @@ docs/operations.md says what each finding means and what to do.")]
         /// Mend what can be mended without losing anything, and say what was done
         #[arg(long)]
         repair: bool,
-        /// How long bytes of no file may wait for their data node to have them deleted. More if its
-        /// `writer_silent_ms` is more than a minute
+        /// How long to wait for bytes of no file to be deleted before they count as stray. Give more where the data
+        /// nodes' `writer_silent_ms` is more than a minute
         #[arg(long, value_name = "SECONDS", default_value_t = milpa_fsck::PATIENCE.as_secs(),
               value_parser = clap::value_parser!(u64).range(..=86_400))]
         patience: u64,
