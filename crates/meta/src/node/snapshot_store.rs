@@ -45,7 +45,7 @@ pub(crate) struct SnapshotStore {
 /// What one partition's directory holds.
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
-    /// As the manager defined it; `None` when the file is missing or damaged.
+    /// As the manager defined it; `None` when the file is missing, damaged, or another partition's.
     pub(crate) definition: Option<CreateMetaPartition>,
     /// Log positions of its snapshots, the newest first. Not verified.
     pub(crate) snapshots: Vec<LogPosition>,
@@ -104,7 +104,8 @@ impl SnapshotStore {
         // What has a name here is built upon.
         disk::sync_directory(&directory)?;
         stored.snapshots.sort_unstable_by_key(|position| std::cmp::Reverse(position.index));
-        stored.definition = read_definition(&directory.join(DEFINITION))?;
+        stored.definition = read_definition(&directory.join(DEFINITION))?
+            .filter(|definition| definition.partition == partition);
         Ok(stored)
     }
 
@@ -416,6 +417,10 @@ mod tests {
         bytes[5] ^= 1;
         fs::write(&path, bytes).unwrap();
         assert_eq!(store.inspect(PartitionId(12)).unwrap().definition, None);
+
+        fs::write(&path, encode_definition(&definition(3))).unwrap();
+        let found = store.inspect(PartitionId(12)).unwrap().definition;
+        assert_eq!(found, None, "a disk may put one file's bytes over another one's");
 
         store.remove(PartitionId(12)).unwrap();
         store.remove(PartitionId(12)).unwrap();
