@@ -1,17 +1,20 @@
-//! Every point at which a machine can crash (F1, F19): after each effect that it has in a seed's calm course.
+//! Every point at which a machine can crash (F1, F19) or stand still (F18): after each effect that it has in a seed's
+//! calm course.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::outcome::Outcome;
 
-/// What a machine keeps of what it has not synced.
+/// What a machine keeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Everything: its process is killed.
+    /// Its disk: its process is killed.
     Kill,
-    /// Anything: its power goes.
+    /// What it has synced, and anything of the rest: its power goes.
     Power,
+    /// Everything but its time: its process is stopped for so long that others take over, and goes on.
+    Pause,
 }
 
 /// A machine crashes after so many effects: changes of its disk, and packets.
@@ -27,7 +30,11 @@ pub struct CrashPoint {
 
 impl fmt::Display for CrashPoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let crash = if self.crash == Crash::Kill { "kill" } else { "power" };
+        let crash = match self.crash {
+            Crash::Kill => "kill",
+            Crash::Power => "power",
+            Crash::Pause => "pause",
+        };
         write!(f, "{}:{}:{crash}", self.machine, self.effects)
     }
 }
@@ -42,6 +49,7 @@ impl FromStr for CrashPoint {
             let crash = match crash {
                 "kill" => Crash::Kill,
                 "power" => Crash::Power,
+                "pause" => Crash::Pause,
                 _ => return None,
             };
             Some(CrashPoint { machine: machine.to_owned(), effects: effects.parse().ok()?, crash })
@@ -63,7 +71,10 @@ pub struct Effectful {
 
 impl Effectful {
     fn points(self) -> impl Iterator<Item = CrashPoint> {
-        let crashes = if self.has_disk { &[Crash::Kill, Crash::Power][..] } else { &[Crash::Kill] };
+        let crashes = match self.has_disk {
+            true => &[Crash::Kill, Crash::Pause, Crash::Power][..],
+            false => &[Crash::Kill, Crash::Pause],
+        };
         crashes.iter().flat_map(move |crash| {
             let (machine, crash) = (self.machine, *crash);
             (0..self.effects).map(move |effects| {
@@ -93,8 +104,9 @@ mod tests {
         let calm = Outcome { effects, ..Outcome::default() };
         let points = crash_points(&calm, 1);
         let written: Vec<String> = points.iter().map(ToString::to_string).collect();
-        assert_eq!(written[1..4], ["meta1:1:kill", "meta1:2:kill", "meta1:0:power"]);
-        assert_eq!(written[6..], ["client1:0:kill", "client1:1:kill"]);
+        assert_eq!(written[1..4], ["meta1:1:kill", "meta1:2:kill", "meta1:0:pause"]);
+        assert_eq!(written[6], "meta1:0:power");
+        assert_eq!(written[9..12], ["client1:0:kill", "client1:1:kill", "client1:0:pause"]);
         for (point, written) in points.iter().zip(&written) {
             assert_eq!(written.parse().as_ref(), Ok(point));
         }

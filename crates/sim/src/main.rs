@@ -47,7 +47,7 @@ struct Arguments {
     /// Kinds of faults that are not to happen, such as `rot`.
     #[arg(long, value_delimiter = ',', value_parser = PossibleValuesParser::new(fault_kinds()))]
     without: Vec<String>,
-    /// A calm run in which a machine crashes after so many effects: `meta1:312:power`, or `:kill`.
+    /// A calm run in which a machine crashes after so many effects: `meta1:312:power`, `:kill`, or `:pause`.
     #[arg(long, value_name = "POINT", requires = "seed")]
     crash: Option<CrashPoint>,
     /// Run each seed calmly, then again with a crash at every point of its course, or at one of N.

@@ -237,8 +237,13 @@ impl Nemesis {
         // Short ones more often than long ones.
         let lasts_ms = 50 + self.random.skewed(self.lasts_ms);
         let fault = self.draw(name, now_ms, lasts_ms)?;
-        self.spans.extend(fault.span(now_ms, lasts_ms));
+        self.breaks(fault, now_ms, lasts_ms);
         Some((name, fault))
+    }
+
+    /// What it breaks is broken from now on.
+    pub fn breaks(&mut self, fault: Fault, now_ms: u64, lasts_ms: u64) {
+        self.spans.extend(fault.span(now_ms, lasts_ms));
     }
 
     /// A fault has really come to pass: not each that is drawn does.

@@ -4,7 +4,7 @@
 
 use std::fmt;
 
-use crate::crash_points::CrashPoint;
+use crate::crash_points::{Crash, CrashPoint};
 use crate::disk::NameLoss;
 use crate::machine::JobTimes;
 use crate::network::LinkFaults;
@@ -193,6 +193,10 @@ impl Options {
         let does_harm = |name| name != "grow" && name != "drain";
         if options.weights.by_name().all(|(name, weight)| *weight == 0 || !does_harm(name)) {
             options.faults_min = 0;
+        }
+        if options.crash.as_ref().is_some_and(|point| point.crash == Crash::Pause) {
+            // Clients work until what was paused has gone on.
+            options.faults_min = 1;
         }
         if options.weights.lie > 0 || options.weights.rot > 0 {
             // As below: what is damaged behind our back is one copy, what is gone with a server another.

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::{DISK_BYTES, Placed, Simulation, WHOLE_MS, arm, locked};
 use crate::cluster::{self, Part};
+use crate::crash_points::Crash;
 use crate::disk::Ordered;
 use crate::nemesis::{Fault, Mend};
 use crate::network::Ending;
@@ -18,6 +19,10 @@ const CONTENT: [&str; 1] = ["partitions"];
 const REPLICA: [&str; 4] = ["partitions", "states", "raft", "state.redb"];
 /// Bits of each server that flip at rest.
 const ROTTEN_AT_REST: u64 = 8;
+/// What is paused at a point that was asked for stands still for so long: others lead by then.
+const PAUSE_LASTS_MS: u64 = 8_000;
+/// And then so long clients go on working with it.
+const GONE_ON_MS: u64 = 1_000;
 /// By then the managers have heard what a node that starts has lost.
 const ROT_IS_SEEN_MS: u64 = 10_000;
 
@@ -54,6 +59,27 @@ impl Simulation {
                 self.happened(name, fault.is_harm());
             }
         }
+    }
+
+    /// A machine stands still from the point that was asked for until others have taken over, and a while later clients
+    /// may rest.
+    pub(super) fn pause_at_point(&mut self, place: usize) {
+        let asked = self.options.crash.as_ref().filter(|point| point.crash == Crash::Pause);
+        let (Some(point), Some(placed)) = (asked, self.machines.get(place)) else { return };
+        let is_reached = placed.machine.disk().effects.done() >= point.effects;
+        if self.crashes > 0 || point.machine != placed.machine.name || !is_reached {
+            return;
+        }
+        let fault = match placed.part {
+            Part::Client => Fault::ClientPause(place, PAUSE_LASTS_MS),
+            _ => Fault::Pause(place, PAUSE_LASTS_MS),
+        };
+        trace::note(&format!("FAULT {}", self.describe(fault)));
+        self.crashes += 1;
+        self.nemesis.breaks(fault, self.now_ms, PAUSE_LASTS_MS);
+        self.may_be_called_dead(fault);
+        self.inflict(fault);
+        self.gone_on_at = Some(self.now_ms + PAUSE_LASTS_MS + GONE_ON_MS);
     }
 
     /// Who is not heard for long is dead to the managers, and lost with all that is on it (docs/decisions/0007). What was

@@ -82,6 +82,8 @@ pub(crate) struct Simulation {
     pub verified: String,
     /// At the point that was asked for.
     pub crashes: u64,
+    /// When what was paused at that point has been going on for a while.
+    gone_on_at: Option<u64>,
     /// How long calls took.
     pub stalls: Stalls,
 }
@@ -92,7 +94,9 @@ fn locked(wires: &Mutex<Wires>) -> MutexGuard<'_, Wires> {
 
 /// Makes a machine crash where that was asked for.
 fn arm(machine: &Machine, crash: Option<&CrashPoint>) {
-    if let Some(point) = crash.filter(|point| point.machine == machine.name) {
+    let is_here =
+        |point: &&CrashPoint| point.machine == machine.name && point.crash != Crash::Pause;
+    if let Some(point) = crash.filter(is_here) {
         let effects = &machine.disk().effects;
         effects.end_after(point.effects.saturating_sub(effects.done()));
     }
@@ -124,6 +128,7 @@ impl Simulation {
             old_disks: OldDisks::default(),
             verified: String::new(),
             crashes: 0,
+            gone_on_at: None,
             stalls: Stalls::default(),
             options,
         };
@@ -200,6 +205,7 @@ impl Simulation {
             let Some(placed) = self.machines.get_mut(place) else { continue };
             let ended = placed.machine.step(self.now_ms);
             self.look_at_disk(place);
+            self.pause_at_point(place);
             let Some(placed) = self.machines.get_mut(place) else { continue };
             if placed.machine.is_at_end() {
                 self.crash(place);
@@ -208,6 +214,9 @@ impl Simulation {
             }
         }
         trace::set_machine("");
+        if self.gone_on_at.take_if(|at| *at <= self.now_ms).is_some() {
+            self.quota.fault_happened();
+        }
         for (check, detail) in trace::broken() {
             self.failed(check, &detail);
         }
@@ -244,7 +253,7 @@ impl Simulation {
             self.kill_client(place);
             self.start_client(place);
         } else {
-            let ending = if crash == Crash::Kill { Ending::Process } else { Ending::Power };
+            let ending = if crash == Crash::Power { Ending::Power } else { Ending::Process };
             self.stop(place, ending);
             self.restarts.push((self.now_ms + CRASH_LASTS_MS, place));
         }
