@@ -49,7 +49,7 @@ sim-short: packages ## a few seeds of the simulated cluster, each run twice, and
 sim: packages ## the whole cluster simulated under faults: some minutes of seeds
 	$(SIM) --seeds 0..40 --jobs 2 --keep-going
 
-sim-crash: packages ## a crash at every point of some short courses (SEEDS=0..4; each takes a quarter of an hour)
+sim-crash: packages ## a crash, and a pause, at every point of some short courses (SEEDS=0..4; each takes a quarter of an hour)
 	$(SIM) --seeds $${SEEDS:-0..4} --operations 30 --jobs 2 --crash-points
 
 sim-soak: packages ## simulate for HOURS hours; goes on where the last soak ended (target/sim-tally.json)

@@ -16,7 +16,7 @@
 //! | `cluster` | settings of the production nodes |
 //! | `options`, `nemesis` | what a seed draws; who does harm |
 //! | `workload`, `history` | what clients do, and what `milpa-model` says about the answers |
-//! | `crash_points` | every point at which a machine can crash in a calm course |
+//! | `crash_points` | every point at which a machine can crash or stand still in a calm course |
 //! | `old_disks` | copies of disks that come back, and must be refused |
 //! | `stalls` | how long calls may take, given what was broken |
 //! | `observer` | leaders, configurations, equality of replicas, space |
