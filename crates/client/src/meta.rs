@@ -477,6 +477,8 @@ fn operation_of_write(write: &MetaWrite) -> &'static str {
         MetaWrite::MarkFlushed { .. } => "mark_flushed",
         MetaWrite::Release { .. } => "release",
         MetaWrite::GrantInodes { .. } => "grant_inodes",
-        MetaWrite::CutLost { .. } | MetaWrite::CutLostExtents { .. } => "cut_lost",
+        MetaWrite::CutLost { .. }
+        | MetaWrite::CutLostExtents { .. }
+        | MetaWrite::CutLostRanges { .. } => "cut_lost",
     }
 }

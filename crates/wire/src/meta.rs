@@ -20,8 +20,8 @@ pub const BATCH_REQUESTS_MAX: usize = 1024;
 
 /// Files and segments in one `MarkFlushed`, at most.
 pub const MARKS_MAX: usize = 4096;
-/// Extents in a [`MetaWrite::CutLostExtents`] at most.
-pub const LOST_EXTENTS_MAX: usize = 1024;
+/// Ranges in a [`MetaWrite::CutLostRanges`] at most, and extents in a [`MetaWrite::CutLostExtents`].
+pub const LOST_RANGES_MAX: usize = 1024;
 
 /// What makes a mutating request one that is applied once (DESIGN.md section 4).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -321,13 +321,20 @@ pub enum MetaWrite {
         /// Its bytes from here on are lost.
         length: u64,
     },
-    /// No replica has these bytes any more: they were never flushed, and power failed everywhere. The
-    /// file is cut there (`DataError::Lost` was the answer). Bytes that are marked flushed stay.
+    /// [`CutLostRanges`](MetaWrite::CutLostRanges) of all behind some bytes of an extent: kept for logs that have it.
     CutLostExtents {
         /// The file.
         inode: InodeId,
-        /// All that it lacks, at most [`LOST_EXTENTS_MAX`].
+        /// All that it lacks, at most [`LOST_RANGES_MAX`].
         lost: Vec<LostExtent>,
+    },
+    /// No replica has these bytes any more: they were never flushed, and power failed everywhere. They leave
+    /// the file, which ends earlier if it ended with them. Bytes that are marked flushed stay.
+    CutLostRanges {
+        /// The file.
+        inode: InodeId,
+        /// All that it lacks, at most [`LOST_RANGES_MAX`].
+        lost: Vec<LostRange>,
     },
 }
 
@@ -340,6 +347,26 @@ pub struct LostExtent {
     pub extent: ExtentId,
     /// Its bytes from here on are lost.
     pub length: u64,
+}
+
+/// Bytes of an extent that a file refers to, and that are gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostRange {
+    /// Its partition.
+    pub partition: PartitionId,
+    /// The extent.
+    pub extent: ExtentId,
+    /// The first byte.
+    pub from: u64,
+    /// One past the last byte; 2^64 - 1 for all behind the first.
+    pub until: u64,
+}
+
+impl From<LostExtent> for LostRange {
+    fn from(lost: LostExtent) -> LostRange {
+        let LostExtent { partition, extent, length } = lost;
+        LostRange { partition, extent, from: length, until: u64::MAX }
+    }
 }
 
 /// Bytes that become part of a file.
@@ -433,7 +460,7 @@ pub enum MetaAnswer {
         /// The directory's attributes after the change.
         directory: Attributes,
     },
-    /// GetAttributes, CutLostExtents.
+    /// GetAttributes, CutLostRanges.
     Attributes(Attributes),
     /// SetAttributes, Publish.
     Changed {

@@ -1,13 +1,15 @@
 //! Bytes that were never synced, and that a power failure of all replicas took.
 //!
 //! Who reads finds the file's end there, at once, and changes nothing: somebody may have written these
-//! bytes, and is to be told. That is what fsync does: it fails, once, and cuts the file; until then a
-//! write over lost bytes fails too. So no fsync ever succeeds over bytes that are gone.
+//! bytes, and is to be told. That is what fsync does: it fails, once, and has them leave the file; until then a
+//! write over lost bytes fails too. So no fsync ever succeeds over bytes that are gone. What lies behind them in
+//! the same extent, and can be read, stays: it may have been written over since.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 use milpa_types::{Column, Columns, DataError, ExtentId, PartitionId, Segment};
-use milpa_wire::meta::{LOST_EXTENTS_MAX, LostExtent, MetaAnswer, MetaWrite};
+use milpa_wire::meta::{LOST_RANGES_MAX, LostRange, MetaAnswer, MetaWrite};
 
 use super::FileState;
 use crate::core::Retry;
@@ -21,17 +23,17 @@ const CUTS_MAX: usize = 3;
 /// Extents of which nothing is left.
 pub(super) type Gone = BTreeSet<(PartitionId, ExtentId)>;
 
-/// Where in extents the first bytes of a file are that no member has.
-pub(super) type FirstLost = BTreeMap<(PartitionId, ExtentId), u64>;
+/// Where in extents bytes of a file are that no member has: at least one range of each.
+pub(super) type Torn = BTreeMap<(PartitionId, ExtentId), Vec<Range<u64>>>;
 
 impl Inner {
-    /// Has the file, whose content was just loaded, cut where bytes are missing that no replica has any
-    /// more. Gives whether there were any.
+    /// Has bytes that no replica has any more leave the file, whose content was just loaded. Gives whether there were
+    /// any.
     pub(crate) async fn cut_lost(&self, file: &FileState) -> Result<bool, FsError> {
         let mut is_cut = false;
         // Where the end of an extent is lost, members say nothing of blocks before it.
         for _ in 0..CUTS_MAX {
-            let lost = self.lost_extents(file).await;
+            let lost = self.lost_ranges(file).await;
             if lost.is_empty() {
                 break;
             }
@@ -41,16 +43,16 @@ impl Inner {
         Ok(is_cut)
     }
 
-    async fn cut(&self, file: &FileState, lost: &[LostExtent]) -> Result<(), FsError> {
-        for LostExtent { partition, extent, length } in lost {
+    async fn cut(&self, file: &FileState, lost: &[LostRange]) -> Result<(), FsError> {
+        for LostRange { partition, extent, from, until } in lost {
             tracing::error!(
-                inode = %file.inode, %partition, %extent, length,
-                "bytes that were never synced are on no replica any more; the file is cut there"
+                inode = %file.inode, %partition, %extent, from, until,
+                "bytes that were never synced are on no replica any more; they leave the file"
             );
         }
         // The last ones come first: behind a cut nothing is left that would keep the size.
-        for lost in lost.chunks(LOST_EXTENTS_MAX) {
-            let write = MetaWrite::CutLostExtents { inode: file.inode, lost: lost.to_vec() };
+        for lost in lost.chunks(LOST_RANGES_MAX) {
+            let write = MetaWrite::CutLostRanges { inode: file.inode, lost: lost.to_vec() };
             if let MetaAnswer::Attributes(cut) = self.meta.write(file.inode, write).await? {
                 self.attributes.put(file.inode, cut, tokio::time::Instant::now());
             }
@@ -58,8 +60,9 @@ impl Inner {
         self.reload(file).await
     }
 
-    /// Extents that are shorter than the file believes, the last ones of the file first.
-    async fn lost_extents(&self, file: &FileState) -> Vec<LostExtent> {
+    /// What extents lack of what the file believes them to have: ends, the last ones of the file first, then what is
+    /// torn.
+    async fn lost_ranges(&self, file: &FileState) -> Vec<LostRange> {
         let unflushed = file.shared().content.unflushed_segments();
         let gone = self.gone_extents(file).await;
         // Not known while members are away.
@@ -70,71 +73,76 @@ impl Inner {
             if known.contains(&(partition, extent)) {
                 continue;
             }
-            let length = match (gone.contains(&(partition, extent)), torn.get(&(partition, extent)))
-            {
-                (true, _) => Some(0),
-                (false, Some(first)) => Some(*first),
-                (false, None) => self.data.lost(column).await,
+            let length = match gone.contains(&(partition, extent)) {
+                true => Some(0),
+                false => self.data.lost(column).await,
             };
-            if let Some(length) = length {
+            if let Some(from) = length {
                 known.insert((partition, extent));
-                lost.push(LostExtent { partition, extent, length });
+                lost.push(LostRange { partition, extent, from, until: u64::MAX });
             }
+        }
+        for ((partition, extent), ranges) in torn {
+            let of_file = |range: Range<u64>| {
+                let Range { start: from, end: until } = range;
+                LostRange { partition, extent, from, until }
+            };
+            lost.extend(ranges.into_iter().map(of_file));
         }
         lost
     }
 
-    /// Has all members flush what was appended before and they may not have on disk. Gives where the first bytes
-    /// of the file are, of each extent that has such, that were never synced and that power left on no member. Not
-    /// while a member says so of bytes that another one has: they are on all members soon.
-    pub(super) async fn flush_but_lost(&self, file: &FileState) -> Result<FirstLost, FsError> {
+    /// Has all members flush what was appended before and they may not have on disk. Gives where bytes of the file
+    /// are, [`LOST_RANGES_MAX`] ranges at most, that were never synced and that power left on no member. Not while a
+    /// member says so of bytes that another one has: they are on all members soon.
+    pub(super) async fn flush_but_lost(&self, file: &FileState) -> Result<Torn, FsError> {
         let mut retry = Retry::new(&self.core, "flush");
         loop {
             let unflushed = file.shared().content.unflushed();
             let flushed = self.data.flush(unflushed.clone()).await?;
-            let Some(first) = self.first_lost(file, flushed.lost.clone()).await? else {
+            let Some(torn) = self.torn(file, &flushed.lost).await? else {
                 retry.note("a member lacks bytes that another one has");
                 retry.pause().await?;
                 continue;
             };
-            if first.is_empty() && flushed.reached == Reached::Disks {
+            if torn.is_empty() && flushed.reached == Reached::Disks {
                 let news = file.shared().content.flushed(unflushed, &flushed.lost);
                 self.marks.add(file.inode, news);
             }
-            return Ok(first);
+            return Ok(torn);
         }
     }
 
     /// Of blocks that members say are lost. None if one of them can be read.
-    async fn first_lost(
-        &self,
-        file: &FileState,
-        mut blocks: Vec<Column>,
-    ) -> Result<Option<FirstLost>, FsError> {
-        blocks.sort_unstable_by_key(|block| (block.partition, block.extent, block.offset));
-        let mut first = FirstLost::new();
+    async fn torn(&self, file: &FileState, blocks: &[Column]) -> Result<Option<Torn>, FsError> {
+        let (mut torn, mut found) = (Torn::new(), 0);
         for block in blocks {
             let key = (block.partition, block.extent);
-            if first.contains_key(&key) {
-                continue;
-            }
-            let pieces = file.shared().content.unflushed_in(block);
-            let mut is_there = false;
+            let pieces = file.shared().content.unflushed_in(*block);
+            let (mut ranges, mut is_there) = (Vec::new(), false);
             for (piece, length) in pieces {
                 match self.data.read(piece, length).await {
                     Ok(_) => is_there = true,
                     Err(FsError::Data(DataError::Corrupt { .. } | DataError::Lost { .. })) => {
-                        let begins = first.entry(key).or_insert(piece.offset);
-                        *begins = piece.offset.min(*begins);
+                        ranges.push(piece.offset..piece.offset.saturating_add(u64::from(length)));
                     }
                     Err(error) => return Err(error),
                 }
             }
-            if is_there && !first.contains_key(&key) {
-                return Ok(None);
+            if ranges.is_empty() {
+                if is_there {
+                    return Ok(None);
+                }
+                continue;
+            }
+            found += ranges.len();
+            torn.entry(key).or_default().append(&mut ranges);
+            // The next cut takes the others.
+            if found >= LOST_RANGES_MAX {
+                break;
             }
         }
-        Ok(Some(first))
+        Ok(Some(torn))
     }
 
     /// Extents that the file, as it was just loaded, refers to with bytes that were never synced, and

@@ -116,9 +116,9 @@ impl Inner {
 
     /// Has all members flush what was appended before and they may not have on disk.
     pub(super) async fn flush_content(&self, file: &FileState) -> Result<(), FsError> {
-        let lost = self.flush_but_lost(file).await?;
-        match lost.values().next() {
-            Some(length) => Err(DataError::Lost { length: *length }.into()),
+        let torn = self.flush_but_lost(file).await?;
+        match torn.values().flatten().map(|range| range.start).min() {
+            Some(length) => Err(DataError::Lost { length }.into()),
             None => Ok(()),
         }
     }

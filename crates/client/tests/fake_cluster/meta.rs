@@ -7,7 +7,7 @@ use milpa_types::{
     Segment, SessionId, Timestamp,
 };
 use milpa_wire::meta::{
-    Content, Entry, LostExtent, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics,
+    Content, Entry, LostRange, MetaAnswer, MetaRead, MetaReply, MetaRequest, MetaStatistics,
     MetaWrite, NewInode, Publish, RequestId,
 };
 
@@ -231,7 +231,7 @@ impl MetaNodes {
                 }
                 Ok(MetaAnswer::Done)
             }
-            MetaWrite::CutLostExtents { inode, lost } => {
+            MetaWrite::CutLostRanges { inode, lost } => {
                 count("cut_lost");
                 let it = self.inode(*inode)?;
                 it.cut_lost(lost);
@@ -396,23 +396,35 @@ impl Inode {
         }
     }
 
-    fn cut_lost(&mut self, lost: &[LostExtent]) {
-        for segment in std::mem::take(&mut self.segments).into_iter().rev() {
+    fn cut_lost(&mut self, lost: &[LostRange]) {
+        let is_lost = |segment: &Segment, at: u64| {
             let Columns::One(column) = segment.columns else { panic!("striped") };
-            let is_it = |lost: &&LostExtent| {
-                (column.partition, column.extent) == (lost.partition, lost.extent)
-            };
-            let left = match lost.iter().find(is_it) {
-                Some(lost) if !segment.flushed => lost.length.saturating_sub(column.offset),
-                _ => segment.length,
-            };
-            let end = segment.offset + left.min(segment.length);
-            if end < segment.end() && self.attributes.size == segment.end() {
-                self.attributes.size = end;
+            let place = (column.partition, column.extent);
+            lost.iter().any(|lost| {
+                place == (lost.partition, lost.extent)
+                    && (lost.from..lost.until).contains(&(column.offset + at))
+            })
+        };
+        let segments = std::mem::take(&mut self.segments);
+        for segment in segments.iter().filter(|segment| !segment.flushed).rev() {
+            for at in (0..segment.length).rev().filter(|at| is_lost(segment, *at)) {
+                let is_last = segment.offset + at + 1 == self.attributes.size;
+                self.attributes.size -= u64::from(is_last);
             }
-            self.segments.extend(segment.clip(0, end));
         }
-        self.segments.reverse();
+        for segment in segments {
+            // Byte by byte, which nobody can get wrong.
+            let is_left = |at: &u64| segment.flushed || !is_lost(&segment, *at);
+            let mut left: Vec<Segment> = Vec::new();
+            for at in (0..segment.length).filter(is_left).map(|at| segment.offset + at) {
+                let begin = match left.pop_if(|last| last.end() == at) {
+                    Some(last) => last.offset,
+                    None => at,
+                };
+                left.extend(segment.clip(begin, at + 1));
+            }
+            self.segments.extend(left);
+        }
         self.attributes.content_version += 1;
         self.attributes.truncation += 1;
     }

@@ -68,7 +68,9 @@ fn operation_of_write(write: &MetaWrite) -> Operation {
         MetaWrite::MarkFlushed { .. } => "mark_flushed",
         MetaWrite::Release { .. } => "release",
         MetaWrite::GrantInodes { .. } => "grant_inodes",
-        MetaWrite::CutLost { .. } | MetaWrite::CutLostExtents { .. } => "cut_lost",
+        MetaWrite::CutLost { .. }
+        | MetaWrite::CutLostExtents { .. }
+        | MetaWrite::CutLostRanges { .. } => "cut_lost",
     }
 }
 

@@ -14,7 +14,7 @@ mod rename;
 mod unlink;
 
 use milpa_types::MetaError;
-use milpa_wire::meta::{LostExtent, MetaAnswer, MetaReply, MetaWrite};
+use milpa_wire::meta::{LostExtent, LostRange, MetaAnswer, MetaReply, MetaWrite};
 
 use super::Partition;
 use super::engine::{Context, Plan};
@@ -107,11 +107,15 @@ impl Partition {
             MetaWrite::GrantInodes { count } => self.grant_inodes(*count),
             MetaWrite::CutLost { inode, partition, extent, length } => {
                 let (partition, extent, length) = (*partition, *extent, *length);
-                let lost = [LostExtent { partition, extent, length }];
-                self.cut_lost(session, *inode, &lost, request.now)
+                let lost = LostExtent { partition, extent, length };
+                self.cut_lost(session, *inode, vec![lost.into()], request.now)
             }
             MetaWrite::CutLostExtents { inode, lost } => {
+                let lost = lost.iter().copied().map(LostRange::from).collect();
                 self.cut_lost(session, *inode, lost, request.now)
+            }
+            MetaWrite::CutLostRanges { inode, lost } => {
+                self.cut_lost(session, *inode, lost.clone(), request.now)
             }
             // Handled before, as they need no request id.
             MetaWrite::OpenSession | MetaWrite::CloseSession => Err(MetaError::Invalid),

@@ -1,7 +1,7 @@
 //! Content maps: publish, truncate, delete; and what goes to the free list.
 
 use milpa_types::{AttributeChanges, FreedRange};
-use milpa_wire::meta::{Content, FlushedFile, LAYOUT_SEGMENTS_MAX, LostExtent};
+use milpa_wire::meta::{Content, FlushedFile, LAYOUT_SEGMENTS_MAX, LostExtent, LostRange};
 use proptest::prelude::*;
 
 use super::*;
@@ -186,6 +186,26 @@ fn a_file_ends_before_lost_bytes_of_several_extents_that_take_turns() {
     cut_lost(&mut f, &[(LARGE, 100), (small(), 0)]);
     assert_eq!(f.segments(), [there]);
     assert_eq!(f.solo.stat(f.file).unwrap().size, 100);
+}
+
+/// Found by the simulation (seed 755893): a block in the middle of an extent was lost, and what had been written
+/// behind it since was cut off with it.
+#[test]
+fn what_lies_behind_lost_bytes_of_an_extent_stays() {
+    let mut f = OneFile::new();
+    f.publish(vec![segment(0, 100, LARGE, 0), segment(100, 50, small(), 0)]).unwrap();
+    let range = |from, until| {
+        let (partition, extent) = (PartitionId(9), LARGE);
+        LostRange { partition, extent, from, until }
+    };
+    // In any order, and one over the other: who says so may not be sure of where they begin.
+    let lost = vec![range(70, 80), range(20, 40), range(30, 45)];
+    f.solo.write(MetaWrite::CutLostRanges { inode: f.file, lost }).unwrap();
+    let left = [segment(0, 20, LARGE, 0), segment(45, 25, LARGE, 45), segment(80, 20, LARGE, 80)];
+    assert_eq!(f.segments(), [&left[..], &[segment(100, 50, small(), 0)]].concat());
+    let attributes = f.solo.stat(f.file).unwrap();
+    assert_eq!((attributes.size, attributes.allocated), (150, 115));
+    assert_eq!(f.solo.partition.statistics().allocated_bytes, 115);
 }
 
 #[test]
