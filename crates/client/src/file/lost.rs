@@ -100,7 +100,7 @@ impl Inner {
         loop {
             let unflushed = file.shared().content.unflushed();
             let flushed = self.data.flush(unflushed.clone()).await?;
-            let Some(torn) = self.torn(file, &flushed.lost).await? else {
+            let Some(torn) = self.torn(file, flushed.lost.clone()).await? else {
                 retry.note("a member lacks bytes that another one has");
                 retry.pause().await?;
                 continue;
@@ -113,12 +113,18 @@ impl Inner {
         }
     }
 
-    /// Of blocks that members say are lost. None if one of them can be read.
-    async fn torn(&self, file: &FileState, blocks: &[Column]) -> Result<Option<Torn>, FsError> {
+    /// Of blocks that members say are lost, each perhaps several of them. None if one can be read.
+    async fn torn(
+        &self,
+        file: &FileState,
+        mut blocks: Vec<Column>,
+    ) -> Result<Option<Torn>, FsError> {
+        blocks.sort_unstable_by_key(|block| (block.partition, block.extent, block.offset));
+        blocks.dedup();
         let (mut torn, mut found) = (Torn::new(), 0);
         for block in blocks {
             let key = (block.partition, block.extent);
-            let pieces = file.shared().content.unflushed_in(*block);
+            let pieces = file.shared().content.unflushed_in(block);
             let (mut ranges, mut is_there) = (Vec::new(), false);
             for (piece, length) in pieces {
                 match self.data.read(piece, length).await {

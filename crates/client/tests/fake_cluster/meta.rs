@@ -397,6 +397,8 @@ impl Inode {
     }
 
     fn cut_lost(&mut self, lost: &[LostRange]) {
+        let is_twice = |(at, one): (usize, &LostRange)| lost[..at].contains(one);
+        assert!(!lost.iter().enumerate().any(is_twice), "each member says the same");
         let is_lost = |segment: &Segment, at: u64| {
             let Columns::One(column) = segment.columns else { panic!("striped") };
             let place = (column.partition, column.extent);
