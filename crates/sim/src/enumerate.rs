@@ -1,4 +1,4 @@
-//! `milpa-sim --crash-points`: the same calm course, again and again, with a crash at each of its points.
+//! `milpa-sim --crash-points`: the same calm course, again and again, with a crash or a pause at each of its points.
 
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};

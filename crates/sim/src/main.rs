@@ -50,7 +50,7 @@ struct Arguments {
     /// A calm run in which a machine crashes after so many effects: `meta1:312:power`, `:kill`, or `:pause`.
     #[arg(long, value_name = "POINT", requires = "seed")]
     crash: Option<CrashPoint>,
-    /// Run each seed calmly, then again with a crash at every point of its course, or at one of N.
+    /// Run each seed calmly, then again with a crash, or a pause, at every point of its course, or at one of N.
     #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "1", conflicts_with_all = ["crash", "hours", "tally", "twice"])]
     crash_points: Option<u64>,
     /// Keep count here, and go on after the last seed that is counted.
