@@ -138,11 +138,23 @@ fn write(
     writer: &mut Writer,
 ) -> Result<(), StoreError> {
     let failed = |error| store.disk.write_failed("pwrite", &error);
-    file.write_at(bytes, offset).map_err(failed)?;
+    file.write_at(bytes, offset).map_err(|error| match read_before(file, offset) {
+        // Nothing is wrong with writing: the block is to be repaired.
+        Err(source) => StoreError::ReadFailed { block: offset / BLOCK_BYTES, source },
+        Ok(()) => failed(error),
+    })?;
     file.write_at(slots, slot_offset(offset / BLOCK_BYTES)).map_err(|error| {
         writer.needs_cut = true;
         failed(error)
     })
+}
+
+/// Whether the disk can read what its block holds before `offset`: it has to for a write that begins there.
+fn read_before(file: &OpenFile, offset: u64) -> std::io::Result<()> {
+    let within = offset % BLOCK_BYTES;
+    let mut block = [0; BLOCK];
+    let before = block.get_mut(..within as usize).unwrap_or(&mut []);
+    if before.is_empty() { Ok(()) } else { file.read_at(before, offset - within) }
 }
 
 pub(super) fn append_hole(

@@ -53,6 +53,8 @@ struct Content {
     punched: BTreeSet<u64>,
     /// Pages that a failed flush left clean: no later one writes them.
     unwritten: BTreeSet<u64>,
+    /// Pages that the disk cannot read, until all of one is written or punched.
+    unreadable: BTreeSet<u64>,
     length: u64,
 }
 
@@ -61,6 +63,28 @@ impl Content {
     fn flush_failed(&mut self) {
         let dirty = self.pages.iter().filter(|(_, page)| page.len() > 1);
         self.unwritten.extend(dirty.map(|(number, _)| *number));
+    }
+
+    /// What is read, or written in part, needs what the disk has there.
+    fn check_readable(&self, offset: u64, length: u64) -> io::Result<()> {
+        let end = offset.saturating_add(length).div_ceil(PAGE as u64);
+        match self.unreadable.range(offset / PAGE as u64..end).next() {
+            Some(_) => Err(io::Error::from_raw_os_error(libc::EIO)),
+            None => Ok(()),
+        }
+    }
+
+    /// A change covers some pages, and others in part: of these the disk has to read the rest.
+    fn check_changeable(&mut self, offset: u64, length: u64) -> io::Result<()> {
+        let end = offset.saturating_add(length);
+        let whole = offset.div_ceil(PAGE as u64)..end / PAGE as u64;
+        for number in [offset / PAGE as u64, end.saturating_sub(1) / PAGE as u64] {
+            if !whole.contains(&number) {
+                self.check_readable(number * PAGE as u64, 1)?;
+            }
+        }
+        self.unreadable.retain(|number| !whole.contains(number));
+        Ok(())
     }
 
     /// Reads come from the medium again.
@@ -226,6 +250,16 @@ impl MemoryFiles {
         Ok(())
     }
 
+    /// Makes a page of a file unreadable, as a bad sector in it does.
+    ///
+    /// # Errors
+    ///
+    /// No such file.
+    pub fn make_unreadable(&self, path: &Path, page: u64) -> io::Result<()> {
+        lock(&*self.find(path)?).unreadable.insert(page);
+        Ok(())
+    }
+
     fn find(&self, path: &Path) -> io::Result<Arc<Mutex<Content>>> {
         let found = lock(&self.disk).names.get(path).cloned();
         found.ok_or_else(|| io::ErrorKind::NotFound.into())
@@ -373,6 +407,7 @@ impl StoreFile for MemoryFile {
             hook();
         }
         let content = self.content(Call::Read)?;
+        content.check_readable(offset, buffer.len() as u64)?;
         let (mut at, mut rest) = (offset, buffer);
         while !rest.is_empty() {
             let within = at as usize % PAGE;
@@ -394,7 +429,7 @@ impl StoreFile for MemoryFile {
         if let Some(hook) = hook {
             hook();
         }
-        drop(self.content(Call::Write)?);
+        self.content(Call::Write)?.check_changeable(offset, bytes.len() as u64)?;
         let mut at = offset;
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -454,6 +489,7 @@ impl StoreFile for MemoryFile {
 
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let mut content = self.content(Call::Write)?;
+        content.check_changeable(offset, length)?;
         let end = offset.saturating_add(length);
         let first = offset / PAGE as u64;
         let Content { pages, punched, unwritten, .. } = &mut *content;

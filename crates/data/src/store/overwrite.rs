@@ -220,8 +220,7 @@ fn write_lost(store: &ExtentStore, id: ExtentId, block: u64) -> Result<(), Store
     };
     let lost = Sum { crc: crc32c(zeros), mark: Some(Mark::Damaged) };
     let raw = lost.slot(held as u16).encode(extent.place, block).to_le_bytes();
-    // All of it, else the disk would have to read the rest. What is behind the end is of no consequence.
-    let written = file.write_at(&[0; BLOCK], start);
+    let written = write_data(&file, zeros, start, length);
     let written = written.and_then(|()| file.write_at(&raw, slot_offset(block)));
     extent.state().writes += 1;
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
@@ -340,11 +339,8 @@ fn replace_run(
     }
     let start = patch.offset.max(blocks.start * BLOCK_BYTES);
     let end = patch.end().min(blocks.end * BLOCK_BYTES);
-    let write = || {
-        file.write_at(part(patch, start, end), start)?;
-        file.write_at(&writer.slots, slot_offset(blocks.start))
-    };
-    let written = write();
+    let written = write_data(file, part(patch, start, end), start, length)
+        .and_then(|()| file.write_at(&writer.slots, slot_offset(blocks.start)));
     // Not before: a flush that runs meanwhile would count what it has not seen. Also if it failed.
     extent.state().writes += 1;
     written.map_err(|error| store.disk.write_failed("pwrite", &error))?;
@@ -354,6 +350,27 @@ fn replace_run(
         state.tail = last;
     }
     Ok(unverified)
+}
+
+/// Writes over bytes of an extent of so many. The extent's last block is written whole if what it holds is replaced:
+/// else the disk would have to read the rest of it, and cannot if it is to be repaired for that. What is behind the end is
+/// of no consequence.
+fn write_data(file: &OpenFile, bytes: &[u8], start: u64, length: u64) -> std::io::Result<()> {
+    let last = length / BLOCK_BYTES * BLOCK_BYTES;
+    let replaces_last = start <= last && last < length && start + bytes.len() as u64 == length;
+    let before = if replaces_last { last - start } else { bytes.len() as u64 };
+    let (before, end) = bytes.split_at_checked(before as usize).unwrap_or((bytes, &[]));
+    if !before.is_empty() {
+        file.write_at(before, start)?;
+    }
+    let mut block = [0; BLOCK];
+    match block.get_mut(..end.len()) {
+        Some(held) if !end.is_empty() => {
+            held.copy_from_slice(end);
+            file.write_at(&block, last)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The part of the new bytes that lies in `[start, end)` of the extent.

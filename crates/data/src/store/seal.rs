@@ -150,10 +150,12 @@ pub(super) fn clear_beyond_end(
         (state.length, state.tail())
     };
     let failed = |error| store.disk.write_failed("fallocate", &error);
-    if length < HEADER_OFFSET {
-        file.punch(length, HEADER_OFFSET - length).map_err(failed)?;
-    }
+    // Not the rest of the last block, for which the disk would have to read it: that is of no consequence.
     let beyond = block_count(length);
+    let start = beyond * BLOCK_BYTES;
+    if start < HEADER_OFFSET {
+        file.punch(start, HEADER_OFFSET - start).map_err(failed)?;
+    }
     if beyond < BLOCKS_MAX {
         let start = slot_offset(beyond);
         file.punch(start, FILE_BYTES_MAX - start).map_err(failed)?;

@@ -56,7 +56,7 @@ pub struct FileNode {
     dirty_bytes: u64,
     /// A sync has failed: `current` has what neither is durable nor will be.
     is_unwritten: bool,
-    /// Blocks that cannot be read until they are written to or punched: the power went while they were written.
+    /// Blocks that cannot be read until all of one is written or punched: the power went while they were written.
     pub unreadable: BTreeSet<u64>,
 }
 
@@ -152,9 +152,15 @@ impl FileNode {
         }
     }
 
-    /// What covers a whole sector makes it readable, and a disk is asked for whole blocks.
+    /// Whether the disk can write or punch so many bytes: of a block of which they are a part it has to read the rest.
+    pub fn is_changeable(&self, offset: u64, length: u64) -> bool {
+        let whole = whole_blocks_of(offset, length);
+        self.unreadable.range(blocks_of(offset, length)).all(|block| whole.contains(block))
+    }
+
+    /// What covers a whole block makes it readable.
     fn can_be_read(&mut self, offset: u64, length: u64) {
-        self.unreadable.retain(|block| !blocks_of(offset, length).contains(block));
+        self.unreadable.retain(|block| !whole_blocks_of(offset, length).contains(block));
     }
 
     /// Gives a block in which the disk was interrupted, if it is one that then cannot be read.
@@ -195,6 +201,11 @@ impl FileNode {
 /// The blocks that so many bytes lie in.
 pub fn blocks_of(offset: u64, length: u64) -> Range<u64> {
     offset / BLOCK..offset.saturating_add(length).div_ceil(BLOCK)
+}
+
+/// The blocks of which nothing lies outside of so many bytes.
+fn whole_blocks_of(offset: u64, length: u64) -> Range<u64> {
+    offset.div_ceil(BLOCK)..offset.saturating_add(length) / BLOCK
 }
 
 fn write_some_sectors(content: &mut Content, bytes: &[u8], offset: u64, random: &mut Random) {

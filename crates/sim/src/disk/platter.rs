@@ -339,6 +339,10 @@ impl Platter {
         }
         let capacity = self.options.capacity_bytes;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
+        if !file.is_changeable(offset, bytes.len() as u64) {
+            self.counts.errors += 1;
+            return Err(eio());
+        }
         let added = file.current.missing_blocks(offset, bytes.len() as u64) * BLOCK;
         if added > 0 && self.allocated + added > capacity {
             return Err(self.is_full());
@@ -381,6 +385,10 @@ impl Platter {
     fn reshape(&mut self, number: u64, change: Change) -> io::Result<()> {
         self.ordered(Ordered::FailWrite)?;
         let file = self.files.get_mut(&number).ok_or_else(eio)?;
+        if matches!(change, Change::Punch(offset, length) if !file.is_changeable(offset, length)) {
+            self.counts.errors += 1;
+            return Err(eio());
+        }
         let before = file.current.allocated();
         file.reshape(change);
         self.allocated = self.allocated + file.current.allocated() - before;

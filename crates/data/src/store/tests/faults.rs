@@ -368,6 +368,33 @@ fn a_block_that_cannot_be_read_is_lost_when_it_is_given_up() {
     assert_eq!(world.read(12_288, 4_096).unwrap(), bytes[12_288..16_384]);
 }
 
+/// Found by a reader: the disk has to read a block of which only a part is written. So the repair of an extent's last
+/// block, which is seldom full, failed like a write, and the whole disk was taken out of service.
+#[test]
+fn an_unreadable_end_costs_no_more_than_itself() {
+    let world = World::with_extent();
+    let bytes = pattern(1, 9_000);
+    world.append(&bytes).unwrap();
+    world.flush().unwrap();
+    world.files.make_unreadable(&world.path(), 2).unwrap();
+    let world = world.kill();
+    assert_eq!(world.length(LARGE), 9_000);
+
+    let appended = world.append(&pattern(2, 100));
+    assert!(matches!(appended, Err(StoreError::ReadFailed { block: 2, .. })), "{appended:?}");
+    assert!(world.store.reopen_for_repair(LARGE).is_ok());
+    world.store.seal(LARGE, 9_000).unwrap();
+    world.store.reopen_for_repair(LARGE).unwrap();
+    world.store.seal(LARGE, 9_000).unwrap();
+    assert!(matches!(world.read(8_192, 1), Err(StoreError::ReadFailed { block: 2, .. })));
+
+    let sums = checksums_of(&bytes[4_096..]);
+    let sums = Checksums::of_payload(&sums);
+    world.store.repair_blocks(LARGE, 4_096, &bytes[4_096..], sums).unwrap();
+    assert_eq!(world.read(0, 9_000).unwrap(), bytes);
+    assert!(!world.disk.is_fenced());
+}
+
 /// Threads that flush one extent at once share flushes, and all their bytes are there.
 #[test]
 fn concurrent_flushes_share() {
