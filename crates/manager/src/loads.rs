@@ -35,8 +35,10 @@ pub struct NodeLoad {
     /// It was relieved of a meta partition that it led, not long ago: its disk or its links are slow, and not only for
     /// that one (docs/decisions/0016).
     pub declines_leads: bool,
-    /// Its data partitions.
+    /// Its data partitions, but the damaged ones.
     pub data: BTreeMap<PartitionId, DataPartitionReport>,
+    /// Data partitions of which it has a replica that takes no part, and that is still to be deleted.
+    pub data_damaged: BTreeSet<PartitionId>,
     /// Data nodes that are slow for it.
     pub slow_peers: Vec<SlowPeer>,
 }
@@ -52,6 +54,11 @@ impl NodeLoad {
     /// Meta partitions of which it has a replica, damaged or not.
     pub fn meta_held(&self) -> impl Iterator<Item = PartitionId> {
         self.meta.keys().chain(&self.meta_damaged).copied()
+    }
+
+    /// Data partitions of which it has a replica, damaged or not.
+    pub fn data_held(&self) -> impl Iterator<Item = PartitionId> {
+        self.data.keys().chain(&self.data_damaged).copied()
     }
 }
 
@@ -106,6 +113,7 @@ impl Loads {
             meta: meta.into_iter().map(|report| (report.partition, report)).collect(),
             meta_damaged: damaged.into_iter().map(|report| report.partition).collect(),
             data: heartbeat.data.into_iter().map(|report| (report.partition, report)).collect(),
+            data_damaged: heartbeat.data_damaged.into_iter().collect(),
             slow_peers: heartbeat.slow_peers,
         };
         self.nodes.insert(heartbeat.node, load);
@@ -282,6 +290,7 @@ mod tests {
             memory_bytes: 0,
             meta: Vec::new(),
             data: Vec::new(),
+            data_damaged: Vec::new(),
             slow_peers: Vec::new(),
         };
         let mut loads = Loads::new(0);

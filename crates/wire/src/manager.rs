@@ -169,8 +169,10 @@ pub struct Heartbeat {
     pub memory_bytes: u64,
     /// Its meta partitions.
     pub meta: Vec<MetaPartitionReport>,
-    /// Its data partitions.
+    /// Its data partitions, but those of which the replica takes no part.
     pub data: Vec<DataPartitionReport>,
+    /// Those: log, state or extents are damaged, and what is left of them takes room.
+    pub data_damaged: Vec<PartitionId>,
     /// Data nodes that take long to write what it sends them, as far as it knows; itself, if it takes long itself.
     pub slow_peers: Vec<SlowPeer>,
 }

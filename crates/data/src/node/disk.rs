@@ -285,6 +285,13 @@ impl Disk {
         if partition.broken.is_some() { Err(DataError::DiskFailed) } else { Ok(partition) }
     }
 
+    /// Replicas that take no part.
+    pub fn out_of_service(&self) -> Vec<PartitionId> {
+        let broken = self.partitions.values().filter(|partition| partition.broken.is_some());
+        let all: BTreeSet<_> = broken.map(|it| it.id).chain(self.damaged.iter().copied()).collect();
+        all.into_iter().collect()
+    }
+
     /// A number for a request that a core decides about.
     pub fn number_request(&mut self) -> u64 {
         self.next_request += 1;

@@ -105,6 +105,7 @@ fn heartbeat(shared: &Shared, incarnation: u128) -> Heartbeat {
         memory_bytes: memory_bytes(),
         meta: Vec::new(),
         data: disks.iter().flat_map(|disk| disk.report.partitions.clone()).collect(),
+        data_damaged: disks.iter().flat_map(|disk| disk.report.damaged.clone()).collect(),
         slow_peers: shared.peers.borrow().slow(now_ms()),
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Metrics {
     pub fetched_bytes: Counter,
     /// Extents that broke.
     pub broken_extents: Counter,
+    /// Replicas that take no part: log, state or extents are damaged.
+    pub damaged: Gauge,
     /// Acknowledged bytes that no replica had after a power cut.
     pub lost_bytes: Counter,
     /// Extents that wait for alignment, on partitions whose primary is here.
@@ -82,6 +84,10 @@ impl Metrics {
             repaired_blocks: counter("milpa_data_blocks_repaired", "Blocks repaired from a peer"),
             fetched_bytes: counter("milpa_data_fetched_bytes", "Bytes fetched from other replicas"),
             broken_extents: counter("milpa_data_extents_broken", "Extents ended by a failure"),
+            damaged: gauge(
+                "milpa_data_partitions_damaged",
+                "Replicas that take no part: log, state or extents are damaged",
+            ),
             lost_bytes: counter(
                 "milpa_data_lost_bytes",
                 "Bytes that no replica has: never flushed when power failed everywhere, or damaged on all",

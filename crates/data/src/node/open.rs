@@ -252,6 +252,9 @@ impl OpenedDisk {
             wiping: BTreeSet::new(),
             heard_ms: BTreeMap::new(),
         };
+        let mut routes = disk.shared.routes.borrow_mut();
+        routes.extend(disk.damaged.iter().map(|id| (*id, index)));
+        drop(routes);
         for (state, opened) in self.replicas {
             let refusal = refused.get(&state.partition).map(ToString::to_string);
             disk.take_replica(node, state, opened, refusal, &known);

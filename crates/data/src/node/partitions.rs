@@ -282,7 +282,9 @@ impl Disk {
             let again = move |disk: &mut Disk| disk.delete_partition(id, deletion, reply);
             return self.save_state(id, Box::new(again));
         }
-        let log_end = self.driver.multi.status(id).map(|status| status.log_end());
+        // One that takes no part is reported without.
+        let status = self.driver.multi.status(id).filter(|_| self.partition(id).is_ok());
+        let log_end = status.map(|status| status.log_end());
         if !deletion.is_of(log_end) {
             tracing::warn!(partition = %id, ?deletion, ?log_end, "the replica to delete was another one");
             return answer(reply, Err(DataError::Busy));

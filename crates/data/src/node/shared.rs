@@ -35,8 +35,10 @@ pub(crate) struct DiskHandle {
 /// What a disk's task publishes for heartbeats.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DiskReport {
-    /// Its partitions.
+    /// Its partitions, but those of which the replica takes no part.
     pub partitions: Vec<DataPartitionReport>,
+    /// Those.
+    pub damaged: Vec<PartitionId>,
     /// As heartbeats carry it.
     pub disk: Option<milpa_types::Disk>,
 }

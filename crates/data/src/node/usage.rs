@@ -169,7 +169,9 @@ impl Disk {
         let unaligned: u64 = partitions.iter().map(|report| report.unaligned).sum();
         metrics.unaligned.set(i64::try_from(unaligned).unwrap_or(i64::MAX));
         metrics.disks_fenced.set(i64::from(fenced));
-        let report = DiskReport { partitions, disk: Some(self.describe()) };
+        let damaged = self.out_of_service();
+        metrics.damaged.set(i64::try_from(damaged.len()).unwrap_or(i64::MAX));
+        let report = DiskReport { partitions, damaged, disk: Some(self.describe()) };
         if let Some(handle) = self.shared.disks.borrow_mut().get_mut(self.index) {
             handle.report = report;
         }

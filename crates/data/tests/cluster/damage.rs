@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use milpa_types::{DataError, Epoch, ExtentId, FreedRange, NodeId};
+use milpa_types::{DataError, Deletion, Epoch, ExtentId, FreedRange, NodeId};
 use milpa_wire::data::{AppendTarget, DataRequest};
 
 use super::nodes::{self, PARTITION, configuration, learning, pattern};
@@ -631,5 +631,35 @@ fn a_replica_is_made_where_a_crash_left_part_of_another() {
         cluster.create_replica(3, learning(3, &[1, 2], 3)).await;
         cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 1).await;
+    });
+}
+
+/// Found by a reader: a damaged replica that was replaced elsewhere was in no report, and who was told to delete it said
+/// that it was not there. Its files stayed for good, and so did the log of its disk.
+#[test]
+fn what_is_left_of_a_damaged_replica_is_reported_and_deleted() {
+    run(async |cluster| {
+        let new = AppendTarget::New { token: 1 };
+        let (extent, ..) = cluster.append_patiently(1, 1, new, &pattern(1, 100_000)).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let (state, directory) = (cluster.state_file(3), cluster.label_file(3));
+        let directory = directory.parent().unwrap();
+        let mut bytes = std::fs::read(&state).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&state, bytes).unwrap();
+        cluster.forget_heard(3);
+        cluster.start_node(3).await;
+        let is_told = async || cluster.heard(3).filter(|heard| !heard.data_damaged.is_empty());
+        let heard = nodes::until("it is reported", is_told).await;
+        assert_eq!((heard.data, heard.data_damaged), (Vec::new(), vec![PARTITION]));
+        // Not that it does not have what was asked for: nobody knows.
+        let read = cluster.read(3, extent, 0..1, false).await;
+        assert_eq!(read, Err(DataError::DiskFailed));
+        let leftover = Deletion::Leftover { log_end: None };
+        assert_eq!(cluster.delete_replica(3, leftover).await, Ok(()));
+        assert!(!directory.exists() && !state.exists());
+        let is_gone = async || cluster.heard(3).filter(|heard| heard.data_damaged.is_empty());
+        nodes::until("it is not reported any more", is_gone).await;
     });
 }

@@ -19,6 +19,7 @@ use milpa_types::{
 };
 use milpa_wire::data::*;
 use milpa_wire::frame::crc32c;
+use milpa_wire::manager::Heartbeat;
 
 use super::stand_ins::{Judge, Registry};
 
@@ -85,8 +86,8 @@ impl Cluster {
         );
         client.set_volume(VOLUME);
         let judge = serve_as(Role::Meta, Rc::new(Judge)).await;
-        let (nodes, version, lives) = Default::default();
-        let registry = Rc::new(Registry { judge, nodes, version, lives });
+        let (nodes, version, lives, heard) = Default::default();
+        let registry = Rc::new(Registry { judge, nodes, version, lives, heard });
         let manager = serve_as(Role::Manager, registry.clone()).await;
         let mut cluster = Cluster {
             // Not in what may be a tmpfs: there is no device behind that.
@@ -163,6 +164,22 @@ impl Cluster {
     }
 
     /// A backup of all that a node has.
+    /// What the managers last heard from a node.
+    pub fn heard(&self, node: u32) -> Option<Heartbeat> {
+        self.registry.heard.borrow().get(&NodeId(node)).cloned()
+    }
+
+    /// Nothing was heard from a node yet.
+    pub fn forget_heard(&self, node: u32) {
+        self.registry.heard.borrow_mut().remove(&NodeId(node));
+    }
+
+    /// Where a node keeps what its replica knows of its configuration.
+    pub fn state_file(&self, node: u32) -> PathBuf {
+        let place = format!("node{node}/disk{}/states/{PARTITION}", disk_of(node));
+        self.base.path().join(place)
+    }
+
     pub fn copy_directory(&self, node: u32, to: &Path) {
         copy(&self.base.path().join(format!("node{node}")), to);
     }

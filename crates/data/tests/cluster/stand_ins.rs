@@ -10,7 +10,7 @@ use milpa_types::{
     Life, ManagerError, MetaPartition, MetaSlot, Node, NodeId, NodeState, PartitionId, Role,
     Volume, VolumeOptions, VolumeView,
 };
-use milpa_wire::manager::{ManagerAnswer, ManagerReply, ManagerRequest, Register};
+use milpa_wire::manager::{Heartbeat, ManagerAnswer, ManagerReply, ManagerRequest, Register};
 use milpa_wire::meta::{ExtentOffer, MetaAnswer, MetaReply, MetaRequest, Verdict};
 
 use super::nodes::{CLUSTER, INODE, UNWANTED, VOLUME};
@@ -42,6 +42,8 @@ pub struct Registry {
     pub version: RefCell<u64>,
     /// The newest life of each incarnation, and how often it was renewed.
     pub lives: RefCell<BTreeMap<u128, (u128, u32)>>,
+    /// The last heartbeat of each node.
+    pub heard: RefCell<BTreeMap<NodeId, Heartbeat>>,
 }
 
 impl Service for Registry {
@@ -53,7 +55,8 @@ impl Service for Registry {
             ManagerRequest::RenewLife { incarnation, life, .. } => {
                 self.live(incarnation, life, 1).map(|()| ManagerAnswer::Done)
             }
-            ManagerRequest::Heartbeat(_) => {
+            ManagerRequest::Heartbeat(heartbeat) => {
+                self.heard.borrow_mut().insert(heartbeat.node, heartbeat);
                 Ok(ManagerAnswer::Alive { nodes_version: *self.version.borrow() })
             }
             ManagerRequest::GetNodes => Ok(ManagerAnswer::Nodes(self.list())),

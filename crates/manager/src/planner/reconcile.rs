@@ -337,7 +337,9 @@ fn holds(load: &NodeLoad, kind: PartitionKind, partition: PartitionId) -> bool {
         PartitionKind::Meta => {
             load.meta.contains_key(&partition) || load.meta_damaged.contains(&partition)
         }
-        PartitionKind::Data => load.data.contains_key(&partition),
+        PartitionKind::Data => {
+            load.data.contains_key(&partition) || load.data_damaged.contains(&partition)
+        }
     }
 }
 
@@ -381,7 +383,7 @@ fn remove_strays(view: View<'_>, plan: &mut Plan) {
             let (kind, deletion) = (PartitionKind::Meta, Deletion::Any);
             plan.steps.push(Step::Delete { node, kind, partition, deletion });
         }
-        for partition in load.data.keys().copied().filter(is_stray) {
+        for partition in load.data_held().filter(is_stray) {
             let (kind, deletion) = (PartitionKind::Data, Deletion::Any);
             plan.steps.push(Step::Delete { node, kind, partition, deletion });
         }
@@ -396,7 +398,7 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
     for node in view.state.nodes() {
         let Some(load) = reporting(view, node.id) else { continue };
         let node = node.id;
-        for partition in load.data.keys().copied() {
+        for partition in load.data_held() {
             let Some(record) = view.state.data_partition(partition) else { continue };
             if record.disk_of(node).is_some() || record.is_configured(node) {
                 continue;

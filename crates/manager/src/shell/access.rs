@@ -149,6 +149,7 @@ mod tests {
                 disks: Vec::new(),
                 memory_bytes: 0,
                 meta: Vec::new(),
+                data_damaged: Vec::new(),
                 slow_peers: Vec::new(),
                 data: Vec::new(),
             }),

@@ -72,6 +72,7 @@ fn a_partition_takes_extents_while_two_members_and_room_are_there() {
                 disks,
                 memory_bytes: 0,
                 meta: load.meta.values().cloned().collect(),
+                data_damaged: Vec::new(),
                 slow_peers: Vec::new(),
                 data: load.data.values().cloned().collect(),
             },

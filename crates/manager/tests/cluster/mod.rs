@@ -302,6 +302,7 @@ impl FakeNode {
             memory_bytes: 1 << 20,
             meta: self.meta.borrow().values().cloned().collect(),
             data: self.data.borrow().values().cloned().map(|r| self.with_leader(r)).collect(),
+            data_damaged: Vec::new(),
             slow_peers: Vec::new(),
         }
     }

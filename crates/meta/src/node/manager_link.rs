@@ -118,6 +118,7 @@ fn heartbeat(ctx: &Context, me: &SelfDescription) -> ManagerRequest {
         memory_bytes: memory_bytes(),
         meta: report.as_ref().clone(),
         data: Vec::new(),
+        data_damaged: Vec::new(),
         slow_peers: Vec::new(),
     })
 }

@@ -28,6 +28,8 @@ pub(crate) struct World {
     /// What each node holds and will report.
     pub(crate) meta: BTreeMap<NodeId, BTreeMap<PartitionId, MetaPartitionReport>>,
     pub(crate) data: BTreeMap<NodeId, BTreeMap<PartitionId, DataPartitionReport>>,
+    /// What is damaged there.
+    pub(crate) data_damaged: BTreeMap<NodeId, BTreeSet<PartitionId>>,
     /// Nodes that are down.
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
@@ -52,6 +54,7 @@ impl World {
             now_ms: 0,
             meta: BTreeMap::new(),
             data: BTreeMap::new(),
+            data_damaged: BTreeMap::new(),
             down: BTreeSet::new(),
             full: BTreeSet::new(),
             declining: BTreeSet::new(),
@@ -101,6 +104,11 @@ impl World {
         }
     }
 
+    /// Data partitions of which a node has what is left of a replica.
+    pub(crate) fn damaged_at(&mut self, node: NodeId) -> &mut BTreeSet<PartitionId> {
+        self.data_damaged.entry(node).or_default()
+    }
+
     fn slow_peers(&self, by: NodeId) -> Vec<SlowPeer> {
         let is_known = |node: &NodeId| (*node == by) == self.slow_know_alone;
         let known = self.slow.iter().copied().filter(is_known);
@@ -128,6 +136,7 @@ impl World {
                 meta: self.meta.entry(node.id).or_default().values().cloned().collect(),
                 slow_peers: self.slow_peers(node.id),
                 data: self.data.entry(node.id).or_default().values().cloned().collect(),
+                data_damaged: self.data_damaged.entry(node.id).or_default().iter().copied().collect(),
             };
             self.loads.hear(heartbeat, self.now_ms);
         }
@@ -213,6 +222,7 @@ impl World {
                     is_given_rest: false,
                     current: Vec::new(),
                 };
+                self.damaged_at(*node).remove(&create.partition);
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }
             Step::Configure { partition, configuration, ask, .. } => {
@@ -267,6 +277,7 @@ impl World {
                 // One of the two maps holds it.
                 self.meta.entry(*node).or_default().remove(partition);
                 self.data.entry(*node).or_default().remove(partition);
+                self.damaged_at(*node).remove(partition);
             }
         }
     }

@@ -246,6 +246,7 @@ fn a_full_or_failed_disk_takes_nothing() {
             disks: vec![changed],
             memory_bytes: 0,
             meta: Vec::new(),
+            data_damaged: Vec::new(),
             slow_peers: Vec::new(),
             data: Vec::new(),
         };
@@ -276,6 +277,7 @@ fn a_slow_node_takes_new_partitions_last() {
                     memory_bytes: 0,
                     meta: Vec::new(),
                     data: Vec::new(),
+                    data_damaged: Vec::new(),
                     slow_peers,
                 },
                 world.now_ms,

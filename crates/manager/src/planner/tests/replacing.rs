@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeOptions};
+use milpa_types::{DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions};
 use proptest::prelude::*;
 
 use super::{World, is_quiet, nodes};
@@ -115,6 +115,38 @@ fn a_learner_is_no_member_before_it_is_filled() {
         assert_eq!(record.replicas.len(), 3);
     }
     assert!(world.data[&NodeId(107)].is_empty(), "half a copy is not kept");
+}
+
+/// Found by a reader: a damaged replica was in no report. When its partition had been made whole elsewhere, or deleted,
+/// nobody had it deleted: its files stayed, and the log of its disk was never cut again.
+#[test]
+fn a_damaged_data_replica_is_deleted_when_it_is_not_needed() {
+    let mut world = roomy(3, 4);
+    let (node, partition) = (first_data(&world), PartitionId(4));
+    let is_deletion = |step: &Step| matches!(step, Step::Delete { node: at, .. } if *at == node);
+    world.down.insert(node);
+    world.wait(world.policy.dead_after_ms + world.policy.silence_period_ms);
+    let held = world.data.remove(&node).unwrap_or_default();
+    world.damaged_at(node).extend(held.into_keys());
+    assert!(world.damaged_at(node).contains(&partition));
+    world.down.clear();
+    for _ in 0..100 {
+        let record = world.log.state.data_partition(partition).unwrap();
+        let holds = |node: &NodeId| world.data[node].contains_key(&partition);
+        let is_whole = record.configuration.members.iter().filter(|it| holds(it)).count() >= 3;
+        let is_deleted = world.pass().steps.iter().any(is_deletion);
+        assert!(is_whole || !is_deleted, "it may hold the only copy");
+    }
+    world.settle();
+    assert_eq!(*world.damaged_at(node), [].into());
+
+    let other = world.data_record(4).configuration.members[0];
+    world.data.get_mut(&other).unwrap().remove(&partition);
+    world.damaged_at(other).insert(partition);
+    world.log.apply(CommandV1::DeleteVolume { volume: VolumeId(1) });
+    world.settle();
+    assert_eq!(*world.damaged_at(other), [].into());
+    assert_eq!(world.log.state.removals().count(), 0);
 }
 
 #[test]
