@@ -5,7 +5,7 @@ use milpa_raft::{LogPosition, Members, SnapshotDescriptor};
 use milpa_types::{Epoch, ExtentId, NodeId, PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
 use milpa_wire::decoder::{Decoder, Random, generate, put};
-use milpa_wire::frame::crc32c_of;
+use milpa_wire::frame::{crc32c, crc32c_of};
 
 use crate::node::decoding::{
     Label, PartitionState, parse_lost, parse_place, text_of_lost, text_of_place,
@@ -24,7 +24,12 @@ pub fn all() -> Vec<Decoder> {
             seal: |b| state_seal(b),
         },
         Decoder { name: "overwrite-entry", sample: entry, again: entry_again, seal: |_| {} },
-        Decoder { name: "disk-label", sample: label, again: label_again, seal: |_| {} },
+        Decoder {
+            name: "disk-label-2",
+            sample: label,
+            again: label_again,
+            seal: |b| label_seal(b),
+        },
         Decoder { name: "lost-blocks-2", sample: lost, again: lost_again, seal: |_| {} },
         Decoder { name: "scrub-place", sample: place, again: place_again, seal: |_| {} },
     ]);
@@ -85,7 +90,7 @@ const INCARNATION: u128 = 0x0123_4567_89ab_cdef_0123_4567_89ab_cdef;
 
 fn label(seed: u64) -> Vec<u8> {
     let disk = milpa_types::DiskId(1 + seed as u32);
-    Label { format: 1, incarnation: INCARNATION, disk }.to_text().into_bytes()
+    Label { incarnation: INCARNATION, disk }.to_text().into_bytes()
 }
 
 fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -101,6 +106,13 @@ fn lost(seed: u64) -> Vec<u8> {
     };
     let lines: String = (0..2 + seed % 3).map(&mut line).collect();
     format!("2\n{lines}").into_bytes()
+}
+
+fn label_seal(bytes: &mut [u8]) {
+    let name = b"crc = ";
+    let Some(at) = bytes.windows(name.len()).rposition(|window| window == name) else { return };
+    let crc = crc32c(bytes.get(..at).unwrap_or_default());
+    put(bytes, at + name.len(), format!("{crc:08x}").as_bytes());
 }
 
 fn lost_again(bytes: &[u8]) -> Option<Vec<u8>> {
@@ -141,6 +153,12 @@ mod tests {
         let label = all().into_iter().find(|decoder| decoder.name == "partition-label-2").unwrap();
         let read = (label.again)(include_bytes!("../golden/partition-label"));
         assert_eq!(read.unwrap(), (label.sample)(0));
+    }
+
+    #[test]
+    fn the_first_format_of_a_disk_s_label_is_read() {
+        let read = label_again(include_bytes!("../golden/disk-label"));
+        assert_eq!(read.unwrap(), label(0));
     }
 
     #[test]

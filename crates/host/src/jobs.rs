@@ -18,9 +18,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::time::timeout;
 
 use crate::world;
 
@@ -117,6 +119,8 @@ pub enum Step {
     Again,
     /// Nothing, until somebody calls [`Routine::wake`].
     Idle,
+    /// Nothing for so long, or until somebody calls [`Routine::wake`].
+    Later(Duration),
     /// The routine is over.
     Ended,
 }
@@ -149,6 +153,8 @@ impl Routine {
                     match step(false) {
                         Step::Again => {}
                         Step::Idle => wakes.notified().await,
+                        // Woken or not, it takes its next step.
+                        Step::Later(wait) => drop(timeout(wait, wakes.notified()).await),
                         Step::Ended => return,
                     }
                 }
@@ -163,6 +169,7 @@ impl Routine {
                     Step::Again => {}
                     // A wake-up that came during the step lets this return at once.
                     Step::Idle => thread::park(),
+                    Step::Later(wait) => thread::park_timeout(wait),
                     Step::Ended => return,
                 }
             }

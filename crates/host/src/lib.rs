@@ -21,6 +21,7 @@ pub mod clock;
 mod connection;
 #[cfg(any(test, feature = "decoders"))]
 pub mod decoders;
+pub mod descriptors;
 pub mod disk;
 pub mod entropy;
 mod handshake;

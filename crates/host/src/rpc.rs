@@ -29,6 +29,7 @@ use tracing::{debug, info, warn};
 
 use crate::clock::Instant;
 use crate::connection::{self, Outbox, OutboxClosed};
+use crate::descriptors;
 use crate::handshake::{self, HandshakeError};
 use crate::keys::Key;
 use crate::net::{self, Listener, Stream};
@@ -41,6 +42,8 @@ const HANDSHAKE_WAIT: Duration = Duration::from_secs(5);
 const RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// Connections that one server holds at most.
 const CONNECTIONS_MAX: usize = 20_000;
+/// Of the descriptors of the process: files have to be opened, too.
+const CONNECTIONS_PERCENT: u64 = 40;
 
 /// Who we are, for every handshake.
 #[derive(Debug)]
@@ -209,6 +212,7 @@ pub async fn serve(
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
     let connections = Rc::new(());
+    let connections_max = descriptors::share(CONNECTIONS_PERCENT, CONNECTIONS_MAX);
     loop {
         let (stream, address) = match listener.accept().await {
             Ok(accepted) => accepted,
@@ -219,8 +223,8 @@ pub async fn serve(
             }
             Err(error) => return Err(error),
         };
-        if Rc::strong_count(&connections) > CONNECTIONS_MAX {
-            warn!(%address, limit = CONNECTIONS_MAX, "too many connections: one refused");
+        if Rc::strong_count(&connections) > connections_max {
+            warn!(%address, limit = connections_max, "too many connections: one refused");
             continue;
         }
         let (identity, service, guard) =

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use milpa_host::clock::Instant;
 use milpa_host::jobs::{Routine, Step};
@@ -21,6 +22,8 @@ use crate::wal::{LogBatch, Record, Wal, WalError, WalStats};
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 /// Batches that may wait for the writer.
 const QUEUE_BATCHES_MAX: usize = 4096;
+/// A full disk is asked for room as often.
+const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// Buckets of the flush histogram: below 2^i microseconds.
 const LATENCY_BUCKETS: usize = 24;
 
@@ -96,7 +99,13 @@ impl LogWriter {
     /// If the system gives no thread.
     pub fn spawn(wal: Wal) -> Result<LogWriter, WalError> {
         let shared = Arc::new(Shared::default());
-        let mut writing = Writing { wal, shared: Arc::clone(&shared), unreported: None };
+        let mut writing = Writing {
+            wal,
+            shared: Arc::clone(&shared),
+            unreported: None,
+            waiting: Vec::new(),
+            asks_from: None,
+        };
         let thread = Routine::spawn("raft-log", move |is_closing| writing.step(is_closing))?;
         Ok(LogWriter { shared, reported: 0, has_reported_fence: false, thread })
     }
@@ -161,6 +170,10 @@ struct Writing {
     shared: Arc<Shared>,
     /// The last batch that is durable and was not yet reported.
     unreported: Option<u64>,
+    /// Batches that were taken from the queue, and for which there is no room on the disk.
+    waiting: Vec<LogBatch>,
+    /// The disk is not asked for room again before.
+    asks_from: Option<Instant>,
 }
 
 impl Writing {
@@ -170,12 +183,11 @@ impl Writing {
             self.shared.persisted.store(last, Ordering::Release);
             self.shared.progressed.notify_one();
         }
-        let batches = self.shared.take_batches();
-        let done = match batches.last().map(|batch| batch.number) {
-            Some(last) => self.write(&batches).map(|()| {
-                self.unreported = Some(last);
-                Step::Again
-            }),
+        if self.waiting.is_empty() {
+            self.waiting = self.shared.take_batches();
+        }
+        let done = match self.waiting.last().map(|batch| batch.number) {
+            Some(last) => self.write(last, is_closing),
             None if is_closing => Ok(Step::Ended),
             None => self.wal.prepare_step().map(|has_more| match has_more {
                 true => Step::Again,
@@ -188,13 +200,30 @@ impl Writing {
         })
     }
 
-    fn write(&mut self, batches: &[LogBatch]) -> Result<(), WalError> {
+    /// Writes what waits, whose last batch has this number. On a full disk it goes on waiting: nothing of it was
+    /// promised to anybody.
+    fn write(&mut self, last: u64, is_closing: bool) -> Result<Step, WalError> {
         let start = Instant::now();
-        self.wal.append(batches)?;
+        if let Some(rest) = self.asks_from.and_then(|from| from.checked_duration_since(start))
+            && !is_closing
+        {
+            return Ok(Step::Later(rest));
+        }
+        if !self.wal.make_room(&self.waiting)? {
+            if self.asks_from.is_none() {
+                tracing::error!("the disk is full: the log waits until there is room");
+            }
+            self.asks_from = Some(start + ROOM_PAUSE);
+            return Ok(if is_closing { Step::Ended } else { Step::Later(ROOM_PAUSE) });
+        }
+        self.asks_from = None;
+        let batches = std::mem::take(&mut self.waiting);
+        self.wal.append(&batches)?;
         let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let stats = &mut self.shared.queue().stats;
         note_append(stats, batches.len(), elapsed_us, self.wal.stats());
-        Ok(())
+        self.unreported = Some(last);
+        Ok(Step::Again)
     }
 }
 
@@ -297,7 +326,8 @@ impl RaftDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wal::{MemoryStorage, WalOptions};
+    use crate::types::LogPosition;
+    use crate::wal::{EntryKind, LogEntry, MemoryStorage, WalOptions};
 
     fn batch(number: u64) -> LogBatch {
         LogBatch { number, records: vec![Record::GroupRemoved { group: PartitionId(1) }] }
@@ -338,5 +368,47 @@ mod tests {
         writer.submit(batch(2));
         assert_eq!(writer.progressed().await, LogProgress::Fenced);
         assert!(writer.is_fenced());
+    }
+
+    /// Found by a reader: what a replica's members send it has to be logged, whoever has filled its disk. When the last
+    /// prepared segment was full the log was fenced, and with it the disk, for good.
+    #[tokio::test(flavor = "current_thread")]
+    async fn on_a_full_disk_the_log_waits_for_room() {
+        let disk = MemoryStorage::default();
+        let options = WalOptions {
+            segment_bytes: 1 << 20,
+            first_segment_bytes: 1 << 16,
+            carry_bytes_max: 1 << 14,
+            ..WalOptions::new([1; 16], 1)
+        };
+        let entries = |number| {
+            let entry = LogEntry {
+                position: LogPosition { term: 1, index: number },
+                kind: EntryKind::Normal,
+                context: Vec::new().into(),
+                data: vec![7; 20_000].into(),
+            };
+            LogBatch { number, records: vec![Record::Entry { group: PartitionId(1), entry }] }
+        };
+        let (wal, _) = Wal::open(disk.clone(), options.clone()).unwrap();
+        let mut writer = LogWriter::spawn(wal).unwrap();
+        disk.set_full(true);
+        let mut written = 0;
+        for number in 1..=200 {
+            writer.submit(entries(number));
+            let progress = tokio::time::timeout(Duration::from_secs(1), writer.progressed()).await;
+            match progress {
+                Ok(LogProgress::Persisted(number)) => written = number,
+                Ok(LogProgress::Fenced) => panic!("fenced"),
+                Err(_) => break,
+            }
+        }
+        assert!((1..150).contains(&written), "{written}");
+        disk.set_full(false);
+        assert_eq!(writer.progressed().await, LogProgress::Persisted(written + 1));
+        drop(writer);
+        let (_, recovered) = Wal::open(disk.clone(), options).unwrap();
+        assert_eq!(recovered.groups[0].entries.len() as u64, written + 1);
+        assert!(recovered.damaged.is_empty() || !recovered.has_torn_tail);
     }
 }

@@ -12,7 +12,7 @@ use milpa_client::{Client, ClientConfig, ConnectError};
 use milpa_fuse::adapter::Adapter;
 use milpa_fuse::{MountError, MountOptions, Session, Unmount};
 use milpa_host::keys::Key;
-use milpa_host::telemetry;
+use milpa_host::{descriptors, telemetry};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -106,6 +106,9 @@ fn spawn(words: &[String], log: Option<&Path>) -> Outcome {
 /// The process behind a mount.
 fn serve(arguments: &Mount, cluster: Option<&Path>) -> Outcome {
     telemetry::init_logs();
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise RLIMIT_NOFILE");
+    }
     let result = Options::parse(&arguments.options)
         .and_then(|options| serve_source(arguments, &options, Source::find(arguments, cluster)?));
     if let Err(failure) = &result {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use milpa_data::DataNodeConfig;
 use milpa_host::keys::Key;
-use milpa_host::telemetry;
+use milpa_host::{descriptors, telemetry};
 use milpa_manager::ManagerConfig;
 use milpa_meta::MetaNodeConfig;
 use milpa_types::{ClusterId, Role};
@@ -27,6 +27,9 @@ pub fn run(role: Role, arguments: &Serve, cluster: Option<&Path>) -> Outcome {
         secret: cluster.secret()?,
     };
     telemetry::init_logs();
+    if let Err(error) = descriptors::raise_limit() {
+        tracing::warn!(%error, "cannot raise RLIMIT_NOFILE");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|e| Failure::user("cannot start the runtime").because(&e))?;
     runtime.block_on(server.run(role))

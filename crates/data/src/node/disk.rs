@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::now_ms;
+use milpa_host::disk as files;
 use milpa_host::rpc::{Peer, Reply};
 use milpa_raft::{Committed, Frame, LogProgress, Outbox, RaftDriver, Turn};
 use milpa_types::{DataError, DiskId, NodeId, PartitionId, Role};
@@ -335,16 +336,16 @@ impl Disk {
         );
     }
 
-    /// A full disk is ordinary: the file is written anew, as a whole, when there is room. Anything
-    /// else fences.
+    /// A full disk is ordinary, and so is a lack of descriptors: the file is written anew, as a whole, when there is
+    /// room. Anything else fences.
     fn save_failed(&mut self, id: PartitionId, mut then: Vec<Continuation>, error: &io::Error) {
-        if !matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) {
+        if !files::is_full(error) && !files::is_shortage(error) {
             return self.store_disk.fence("save partition state", error);
         }
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         if partition.saving.failures == 0 {
             tracing::error!(partition = %id, %error,
-                "the disk is full: what this replica has to note waits until there is room");
+                "no room on the disk, or no descriptor: what this replica has to note waits until there is room");
         }
         partition.saving.failures += 1;
         partition.saving.next_ms = now_ms() + SAVE_PAUSE_MS;

@@ -101,7 +101,7 @@ fn heartbeat(shared: &Shared, incarnation: u128) -> Heartbeat {
     Heartbeat {
         node: shared.node,
         incarnation,
-        disks: disks.iter().filter_map(|disk| disk.report.disk.clone()).collect(),
+        disks: shared.describe_disks(),
         memory_bytes: memory_bytes(),
         meta: Vec::new(),
         data: disks.iter().flat_map(|disk| disk.report.partitions.clone()).collect(),

@@ -59,6 +59,42 @@ pub(crate) struct Metrics {
     pub scrub_passes: Counter,
 }
 
+/// What is true of one disk now, or of all disks of the node together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Gauges {
+    pub led: usize,
+    pub relaxed: usize,
+    pub queue_depth: usize,
+    pub unaligned: u64,
+    pub fenced: usize,
+    pub damaged: usize,
+}
+
+impl Gauges {
+    /// Both together.
+    pub fn with(self, other: Gauges) -> Gauges {
+        Gauges {
+            led: self.led + other.led,
+            relaxed: self.relaxed + other.relaxed,
+            queue_depth: self.queue_depth + other.queue_depth,
+            unaligned: self.unaligned.saturating_add(other.unaligned),
+            fenced: self.fenced + other.fenced,
+            damaged: self.damaged + other.damaged,
+        }
+    }
+
+    pub fn show(self) {
+        let metrics = Metrics::get();
+        let count = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        metrics.raft_led.set(count(self.led));
+        metrics.relaxed.set(count(self.relaxed));
+        metrics.queue_depth.set(count(self.queue_depth));
+        metrics.unaligned.set(i64::try_from(self.unaligned).unwrap_or(i64::MAX));
+        metrics.disks_fenced.set(count(self.fenced));
+        metrics.damaged.set(count(self.damaged));
+    }
+}
+
 impl Metrics {
     /// The process's one set, registered at first use.
     pub fn get() -> &'static Metrics {

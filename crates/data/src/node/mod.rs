@@ -69,16 +69,16 @@ use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
 use milpa_host::{entropy, jobs, net, telemetry};
-use milpa_types::{ClusterId, Disk as DiskDescription, Life, NodeId, Role};
+use milpa_types::{ClusterId, Disk as DiskDescription, DiskId, Life, NodeId, Role};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
-use crate::DataNodeConfig;
+use crate::{DataNodeConfig, DiskConfig};
 
 use disk::Disk;
 use heartbeat::Addresses;
-use open::{OpenedDisk, label_disks, open_disk};
+use open::{OpenedDisk, Unopened, describe_failed, files_max, label_disks, open_disk};
 use service::DataService;
 use shared::{DiskHandle, DiskReport, Shared};
 
@@ -182,7 +182,7 @@ type Running = RefCell<Option<(Rc<Shared>, u128)>>;
 
 /// Starts everything and serves. Ends only with an error: the socket's, or the managers' refusal.
 async fn start_and_serve(
-    config: DataNodeConfig,
+    mut config: DataNodeConfig,
     cluster: ClusterId,
     secret: Key,
     announce: impl FnOnce(Started),
@@ -198,9 +198,9 @@ async fn start_and_serve(
     let identity = Arc::new(Identity::new(Some(cluster), Role::Data, Credential::Cluster(secret)));
     let pool = Pool::new(Arc::clone(&identity));
     let managers = Managers::new(pool.clone(), config.managers.clone());
-    let opened = open_disks(&config, directory.incarnation()).await?;
-    let descriptions: Vec<_> =
-        opened.iter().zip(&config.disks).map(|(disk, config)| disk.describe(config)).collect();
+    let (opened, failed) = open_disks(&mut config, directory.incarnation()).await?;
+    let in_service = opened.iter().zip(&config.disks).map(|(disk, config)| disk.describe(config));
+    let descriptions: Vec<_> = in_service.chain(failed.clone()).collect();
     let life = directory.begin_life()?;
     let me = Myself { directory, addresses, life, registers: true };
     let (node, me) = introduce(me, &managers, &config, descriptions).await?;
@@ -214,6 +214,7 @@ async fn start_and_serve(
         addresses: RefCell::new(known_addresses),
         routes: RefCell::default(),
         disks: RefCell::default(),
+        failed,
         peers: RefCell::new(peers::Peers::of(node)),
         probes: Semaphore::new(probing::PROBES_MAX),
         queued: Cell::new(0),
@@ -293,8 +294,7 @@ async fn introduce(
 async fn keep_in_touch(shared: Rc<Shared>, me: Myself) -> ManagersError {
     let (managers, config) = (&shared.managers, &shared.config);
     if me.registers {
-        let disks: Vec<_> =
-            shared.disks.borrow().iter().filter_map(|disk| disk.report.disk.clone()).collect();
+        let disks = shared.describe_disks();
         if let Err(error) = me.register(managers, config, disks).await {
             return error;
         }
@@ -316,26 +316,87 @@ fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
     move |source| NodeError::Listen { address, source }
 }
 
-/// Opens all disks at once, each on a thread of its own.
+/// Opens all disks at once, each on a thread of its own. Those that have failed leave the settings, and are described as
+/// far as they are known.
+///
+/// # Errors
+///
+/// If one is not what the settings take it for, or none can be opened.
 async fn open_disks(
-    config: &DataNodeConfig,
+    config: &mut DataNodeConfig,
     incarnation: u128,
-) -> Result<Vec<OpenedDisk>, NodeError> {
+) -> Result<(Vec<OpenedDisk>, Vec<DiskDescription>), NodeError> {
     let first = config.directory.clone();
     let ids = label_disks(&config.disks, incarnation)
         .map_err(|problem| NodeError::Disk { path: first, problem })?;
+    let files_max = files_max(config.disks.len());
     let mut opening = Vec::new();
-    for (disk, id) in config.disks.iter().zip(ids) {
-        let (disk, nonce) = (disk.clone(), random(&disk.path)?);
-        opening.push(jobs::run("open", move || open_disk(&disk, id, incarnation, nonce)));
+    for (disk, id) in config.disks.drain(..).zip(ids) {
+        let nonce = random(&disk.path)?;
+        let opener = Opener { disk, id, incarnation, nonce, files_max };
+        opening.push((opener.start(), opener));
     }
-    let mut opened = Vec::new();
-    for (task, disk) in opening.into_iter().zip(&config.disks) {
-        let result = task.await.unwrap_or_else(|error| Err(error.to_string()));
-        let failed = |problem| NodeError::Disk { path: disk.path.clone(), problem };
-        opened.push(result.map_err(failed)?);
+    let (mut opened, mut failed, mut last) = (Vec::new(), Vec::new(), None);
+    for (started, opener) in opening {
+        let unusable = |problem| NodeError::Disk { path: opener.disk.path.clone(), problem };
+        match opener.finish(started).await {
+            Ok(it) => {
+                opened.push(it);
+                config.disks.push(opener.disk);
+            }
+            Err(Unopened::Refused(problem)) => return Err(unusable(problem)),
+            Err(Unopened::Failed(problem)) => {
+                tracing::error!(disk = %opener.disk.path.display(), problem,
+                    "a disk has failed: its replicas are made elsewhere; replace it");
+                let known = opener.id.as_ref().ok();
+                failed.extend(known.map(|id| describe_failed(&opener.disk, *id, &problem)));
+                last = Some(unusable(problem));
+            }
+        }
     }
-    Ok(opened)
+    match last {
+        Some(error) if opened.is_empty() => Err(error),
+        _ => Ok((opened, failed)),
+    }
+}
+
+/// How often a disk that fails is tried again, and the pause before: a read may fail once.
+const OPEN_RETRIES: u32 = 2;
+const OPEN_PAUSE: Duration = Duration::from_secs(1);
+
+/// Opens one disk.
+struct Opener {
+    disk: DiskConfig,
+    /// Or why it is not known.
+    id: Result<DiskId, String>,
+    incarnation: u128,
+    nonce: u64,
+    files_max: usize,
+}
+
+type Opening = tokio::task::JoinHandle<Result<OpenedDisk, Unopened>>;
+
+impl Opener {
+    fn start(&self) -> Opening {
+        let (disk, id) = (self.disk.clone(), self.id.clone().map_err(Unopened::Failed));
+        let (incarnation, nonce, files_max) = (self.incarnation, self.nonce, self.files_max);
+        jobs::run("open", move || open_disk(&disk, id?, incarnation, nonce, files_max))
+    }
+
+    async fn finish(&self, mut started: Opening) -> Result<OpenedDisk, Unopened> {
+        let mut retries = OPEN_RETRIES;
+        loop {
+            match started.await.unwrap_or_else(|e| Err(Unopened::Refused(e.to_string()))) {
+                Err(Unopened::Failed(problem)) if self.id.is_ok() && retries > 0 => {
+                    tracing::warn!(disk = %self.disk.path.display(), problem, "tried again");
+                    tokio::time::sleep(OPEN_PAUSE).await;
+                    retries -= 1;
+                    started = self.start();
+                }
+                opened => return opened,
+            }
+        }
+    }
 }
 
 fn start_disks(shared: &Rc<Shared>, opened: Vec<OpenedDisk>) -> Result<(), NodeError> {

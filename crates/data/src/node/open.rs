@@ -8,17 +8,20 @@
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use milpa_host::clock::now_ms;
+use milpa_host::descriptors;
 use milpa_host::disk as files;
 use milpa_raft::{
-    FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal, WalOptions,
+    FileStorage, LogWriter, MultiRaft, RaftConfig, RaftDriver, Recovered, Wal, WalError, WalOptions,
 };
 use milpa_types::{DiskId, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
+use milpa_wire::frame::crc32c;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::DiskConfig;
@@ -38,13 +41,17 @@ use super::usage::Usage;
 use super::workers::Workers;
 
 const LABEL_FILE: &str = "DISK";
+const LABEL_FORMAT: u32 = 2;
 /// Open extent files of one disk, and cached checksum chunks of 4 KiB.
 const LIMITS: StoreLimits = StoreLimits { files_max: 1024, chunks_max: 4096 };
+/// Of the descriptors of the process, for the extent files of all disks.
+const FILES_PERCENT: u64 = 30;
+/// Below this each read opens a file.
+const FILES_MIN: usize = 16;
 
 /// Which disk of which node a directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Label {
-    pub format: u32,
     pub incarnation: u128,
     pub disk: DiskId,
 }
@@ -64,27 +71,59 @@ pub(crate) struct OpenedDisk {
 /// A partition's extents, and what opening them found.
 type Opened = (ExtentStore, RecoveryReport);
 
-/// Finds each disk's id: the one in its directory, or a free one. Written down where it is new.
-pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec<DiskId>, String> {
+/// Why a disk cannot be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Unopened {
+    /// It has failed, or what it says of itself is damaged: that is no reason not to serve the others.
+    Failed(String),
+    /// It is not what the settings take it for, or somebody else uses it: an operator has to look.
+    Refused(String),
+}
+
+impl Unopened {
+    pub fn of(error: &io::Error, problem: String) -> Unopened {
+        match files::is_failure(error) {
+            true => Unopened::Failed(problem),
+            false => Unopened::Refused(problem),
+        }
+    }
+}
+
+/// Finds each disk's id: the one in its directory, or a free one. Written down where it is new. Of a disk that has
+/// failed it is not known.
+///
+/// # Errors
+///
+/// What is wrong with the settings.
+pub(crate) fn label_disks(
+    disks: &[DiskConfig],
+    incarnation: u128,
+) -> Result<Vec<Result<DiskId, String>>, String> {
     let mut labels = Vec::new();
     for disk in disks {
-        files::create_directory(&disk.path).map_err(|e| format!("{:?}: {e}", disk.path))?;
-        labels.push(read_label(&disk.path, incarnation)?);
+        labels.push(match read_label(&disk.path, incarnation) {
+            Ok(label) => Ok(label),
+            Err(Unopened::Failed(problem)) => Err(problem),
+            Err(Unopened::Refused(problem)) => return Err(problem),
+        });
     }
-    let mut ids = Vec::new();
-    for (disk, label) in disks.iter().zip(&labels) {
+    let known: BTreeSet<DiskId> = labels.iter().flatten().flatten().map(|it| it.disk).collect();
+    let mut free = (1..=u32::MAX).map(DiskId).filter(|id| !known.contains(id));
+    let mut ids: Vec<Result<DiskId, String>> = Vec::new();
+    for (disk, label) in disks.iter().zip(labels) {
         let id = match label {
-            Some(label) => label.disk,
-            None => {
-                let used = |id: DiskId| {
-                    ids.contains(&id) || labels.iter().flatten().any(|label| label.disk == id)
-                };
-                let free = (1..=u32::MAX).map(DiskId).find(|id| !used(*id)).unwrap_or_default();
-                write_label(&disk.path, Label { format: 1, incarnation, disk: free })?;
-                free
+            Ok(Some(label)) => Ok(label.disk),
+            Ok(None) => {
+                let free = free.next().unwrap_or_default();
+                match write_label(&disk.path, Label { incarnation, disk: free }) {
+                    Ok(()) => Ok(free),
+                    Err(Unopened::Failed(problem)) => Err(problem),
+                    Err(Unopened::Refused(problem)) => return Err(problem),
+                }
             }
+            Err(problem) => Err(problem),
         };
-        if ids.contains(&id) {
+        if id.is_ok() && ids.contains(&id) {
             return Err(format!("{:?} is a copy of another of this node's disks", disk.path));
         }
         ids.push(id);
@@ -92,43 +131,72 @@ pub(crate) fn label_disks(disks: &[DiskConfig], incarnation: u128) -> Result<Vec
     Ok(ids)
 }
 
-fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, String> {
+fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, Unopened> {
+    files::create_directory(directory)
+        .map_err(|error| Unopened::of(&error, format!("cannot make {directory:?}: {error}")))?;
     let path = directory.join(LABEL_FILE);
     let bytes = match files::read(&path) {
         Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(format!("cannot read {path:?}: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Unopened::of(&error, format!("cannot read {path:?}: {error}"))),
     };
-    let label = Label::parse(&String::from_utf8_lossy(&bytes), incarnation);
-    label.map(Some).map_err(|problem| format!("{path:?} {problem}"))
+    match Label::parse(&String::from_utf8_lossy(&bytes), incarnation) {
+        Ok(label) => Ok(Some(label)),
+        Err(problem @ BadLabel::Damaged) => Err(Unopened::Failed(format!("{path:?} {problem}"))),
+        Err(problem) => Err(Unopened::Refused(format!("{path:?} {problem}"))),
+    }
+}
+
+/// What is wrong with a label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum BadLabel {
+    #[error("is damaged")]
+    Damaged,
+    #[error("is of a newer format")]
+    Version,
+    #[error("belongs to another data node")]
+    Foreign,
 }
 
 impl Label {
-    /// Reads the label of a disk of the node with this incarnation, or says what is wrong.
-    pub fn parse(text: &str, incarnation: u128) -> Result<Label, &'static str> {
+    /// Reads the label of a disk of the node with this incarnation, or says what is wrong. The first format had no
+    /// checksum.
+    pub fn parse(text: &str, incarnation: u128) -> Result<Label, BadLabel> {
+        let (content, checksum) = text.rsplit_once("crc = ").unwrap_or((text, ""));
         let fields: BTreeMap<&str, &str> =
-            text.lines().filter_map(|line| line.split_once(" = ")).collect();
-        let field = |name: &str| fields.get(name).copied().unwrap_or_default();
-        if field("format") != "1" {
-            return Err("is damaged or of a newer format");
+            content.lines().filter_map(|line| line.split_once(" = ")).collect();
+        let field = |name: &str| fields.get(name).copied().ok_or(BadLabel::Damaged);
+        let format: u32 = field("format")?.parse().map_err(|_| BadLabel::Damaged)?;
+        let is_sound =
+            u32::from_str_radix(checksum.trim_end(), 16) == Ok(crc32c(content.as_bytes()));
+        match format {
+            1 if checksum.is_empty() => {}
+            _ if !is_sound => return Err(BadLabel::Damaged),
+            LABEL_FORMAT => {}
+            _ => return Err(BadLabel::Version),
         }
-        if u128::from_str_radix(field("incarnation"), 16) != Ok(incarnation) {
-            return Err("belongs to another data node");
+        let found = u128::from_str_radix(field("incarnation")?, 16);
+        let disk = field("disk")?.parse().map_err(|_| BadLabel::Damaged)?;
+        match found {
+            Ok(found) if found == incarnation => Ok(Label { incarnation, disk: DiskId(disk) }),
+            Ok(_) => Err(BadLabel::Foreign),
+            Err(_) => Err(BadLabel::Damaged),
         }
-        let disk = field("disk").parse().map_err(|_| "is damaged")?;
-        Ok(Label { format: 1, incarnation, disk: DiskId(disk) })
     }
 
     pub fn to_text(self) -> String {
-        let Label { format, incarnation, disk } = self;
-        format!("format = {format}\nincarnation = {incarnation:032x}\ndisk = {disk}\n")
+        let Label { incarnation, disk } = self;
+        let content =
+            format!("format = {LABEL_FORMAT}\nincarnation = {incarnation:032x}\ndisk = {disk}\n");
+        let crc = crc32c(content.as_bytes());
+        format!("{content}crc = {crc:08x}\n")
     }
 }
 
-fn write_label(directory: &Path, label: Label) -> Result<(), String> {
+fn write_label(directory: &Path, label: Label) -> Result<(), Unopened> {
     let path = directory.join(LABEL_FILE);
     files::replace(&path, label.to_text().as_bytes())
-        .map_err(|e| format!("cannot write {path:?}: {e}"))
+        .map_err(|error| Unopened::of(&error, format!("cannot write {path:?}: {error}")))
 }
 
 /// Opens everything on a disk. Takes as long as reading what was not flushed takes.
@@ -137,17 +205,23 @@ pub(crate) fn open_disk(
     id: DiskId,
     incarnation: u128,
     nonce: u64,
-) -> Result<OpenedDisk, String> {
+    files_max: usize,
+) -> Result<OpenedDisk, Unopened> {
     let directory = config.path.clone();
     let (states, extents) = (directory.join("states"), directory.join("partitions"));
     for path in [&states, &extents] {
-        files::create_directory(path).map_err(|e| format!("cannot make {path:?}: {e}"))?;
+        files::create_directory(path)
+            .map_err(|error| Unopened::of(&error, format!("cannot make {path:?}: {error}")))?;
     }
-    let storage = FileStorage::open(&directory.join("raft")).map_err(|e| e.to_string())?;
     let owner = owner_of(incarnation, id);
-    let (wal, recovered) =
-        Wal::open(storage, WalOptions::new(owner, nonce)).map_err(|e| e.to_string())?;
-    let store_disk = StoreDisk::new(Arc::new(DiskFiles::new()), LIMITS);
+    let log = FileStorage::open(&directory.join("raft"))
+        .and_then(|storage| Wal::open(storage, WalOptions::new(owner, nonce)));
+    let (wal, recovered) = log.map_err(|error| match error {
+        WalError::Io(error) => Unopened::of(&error, format!("cannot read its log: {error}")),
+        error => Unopened::Refused(error.to_string()),
+    })?;
+    let limits = StoreLimits { files_max, ..LIMITS };
+    let store_disk = StoreDisk::new(Arc::new(DiskFiles::new()), limits);
     let mut replicas = Vec::new();
     let States { whole, damaged } = load_all(&states)?;
     for state in whole {
@@ -172,9 +246,28 @@ pub(crate) fn open_disk(
     Ok(OpenedDisk { id, directory, store_disk, wal, recovered, replicas, damaged, usage })
 }
 
+/// Open extent files of each of so many disks.
+pub(crate) fn files_max(disks: usize) -> usize {
+    let all = descriptors::share(FILES_PERCENT, usize::MAX);
+    (all / disks.max(1)).clamp(FILES_MIN, LIMITS.files_max)
+}
+
 /// The log names its owner, so that a directory moved to another place is noticed.
 fn owner_of(incarnation: u128, id: DiskId) -> [u8; 16] {
     (incarnation ^ u128::from(id.0)).to_le_bytes()
+}
+
+/// A disk that could not be opened, as registration and heartbeats carry it.
+pub(crate) fn describe_failed(config: &DiskConfig, id: DiskId, problem: &str) -> milpa_types::Disk {
+    milpa_types::Disk {
+        id,
+        path: config.path.display().to_string(),
+        capacity_bytes: 0,
+        free_bytes: 0,
+        used_bytes: 0,
+        device: 0,
+        fenced: Some(problem.to_owned()),
+    }
 }
 
 impl OpenedDisk {
@@ -338,13 +431,44 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let disk = |name: &str| DiskConfig::new(base.path().join(name));
         let (a, b, c) = (disk("a"), disk("b"), disk("c"));
-        assert_eq!(label_disks(&[a.clone(), b.clone()], 7), Ok(vec![DiskId(1), DiskId(2)]));
+        let ids = |ids: &[u32]| Ok(ids.iter().map(|id| Ok(DiskId(*id))).collect::<Vec<_>>());
+        assert_eq!(label_disks(&[a.clone(), b.clone()], 7), ids(&[1, 2]));
         let later = label_disks(&[c, b.clone(), a.clone()], 7);
-        assert_eq!(later, Ok(vec![DiskId(3), DiskId(2), DiskId(1)]));
+        assert_eq!(later, ids(&[3, 2, 1]));
         let foreign = label_disks(std::slice::from_ref(&a), 8).unwrap_err();
         assert!(foreign.contains("another data node"), "{foreign}");
         std::fs::copy(a.path.join(LABEL_FILE), b.path.join(LABEL_FILE)).unwrap();
         let copied = label_disks(&[a, b], 7).unwrap_err();
         assert!(copied.contains("copy"), "{copied}");
+    }
+
+    /// Found by a reader: one rotten byte in one disk's label, and no disk of the node was served any more.
+    #[test]
+    fn a_damaged_label_costs_no_other_disk() {
+        let base = tempfile::tempdir().unwrap();
+        let disks = ["a", "b", "c"].map(|name| DiskConfig::new(base.path().join(name)));
+        label_disks(&disks[..2], 7).unwrap();
+        let path = disks[0].path.join(LABEL_FILE);
+        let whole = std::fs::read(&path).unwrap();
+        for (at, bit) in (0..whole.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
+            let mut rotten = whole.clone();
+            rotten[at] ^= 1 << bit;
+            std::fs::write(&path, rotten).unwrap();
+            let ids = label_disks(&disks[..2], 7).unwrap();
+            assert!(ids[0].is_err() || ids[0] == Ok(DiskId(1)), "{at} {bit}: {ids:?}");
+            assert_eq!(ids[1], Ok(DiskId(2)));
+        }
+        std::fs::write(&path, "").unwrap();
+        let ids = label_disks(&disks, 7).unwrap();
+        assert!(ids[0].is_err() && ids[1] == Ok(DiskId(2)), "{ids:?}");
+    }
+
+    #[test]
+    fn a_label_without_a_checksum_is_of_the_first_format() {
+        let first = "format = 1\nincarnation = 7\ndisk = 3\n";
+        assert_eq!(Label::parse(first, 7), Ok(Label { incarnation: 7, disk: DiskId(3) }));
+        assert_eq!(Label::parse(first, 8), Err(BadLabel::Foreign));
+        let second = first.replace("format = 1", "format = 2");
+        assert_eq!(Label::parse(&second, 7), Err(BadLabel::Damaged));
     }
 }

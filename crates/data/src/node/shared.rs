@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::DataNodeConfig;
 
 use super::disk::{Disk, DiskEvent};
+use super::metrics::Gauges;
 use super::peers::Peers;
 
 /// One disk, as the rest of the node sees it.
@@ -41,6 +42,8 @@ pub(crate) struct DiskReport {
     pub damaged: Vec<PartitionId>,
     /// As heartbeats carry it.
     pub disk: Option<milpa_types::Disk>,
+    /// What the metrics say of all disks together.
+    pub gauges: Gauges,
 }
 
 /// Chunks of extents that are fetched at once to fill replicas on one disk: enough to keep a disk busy, and no
@@ -63,6 +66,8 @@ pub(crate) struct Shared {
     pub routes: RefCell<BTreeMap<PartitionId, usize>>,
     /// The disks.
     pub disks: RefCell<Vec<DiskHandle>>,
+    /// Disks that could not be opened.
+    pub failed: Vec<milpa_types::Disk>,
     /// How fast the other data nodes are.
     pub peers: RefCell<Peers>,
     /// Probes that may be carried out at a time.
@@ -78,6 +83,13 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// All disks as heartbeats carry them.
+    pub fn describe_disks(&self) -> Vec<milpa_types::Disk> {
+        let disks = self.disks.borrow();
+        let in_service = disks.iter().filter_map(|disk| disk.report.disk.clone());
+        in_service.chain(self.failed.iter().cloned()).collect()
+    }
+
     /// Where a node listens, if known.
     pub fn address(&self, node: NodeId) -> Option<SocketAddr> {
         self.addresses.borrow().get(node)

@@ -25,7 +25,7 @@ use milpa_wire::data::Configuration;
 use milpa_wire::frame::crc32c_of;
 use serde::{Deserialize, Serialize};
 
-use crate::store::is_shortage;
+use super::open::Unopened;
 
 const MAGIC: [u8; 4] = *b"MLPS";
 const FORMAT: u32 = 5;
@@ -129,8 +129,8 @@ pub(crate) struct States {
 }
 
 /// The states of all partitions in a directory. Unfinished files are removed.
-pub(crate) fn load_all(directory: &Path) -> Result<States, String> {
-    let failed = |e: io::Error| format!("cannot list {directory:?}: {e}");
+pub(crate) fn load_all(directory: &Path) -> Result<States, Unopened> {
+    let failed = |e: io::Error| Unopened::of(&e, format!("cannot list {directory:?}: {e}"));
     let mut states = States::default();
     for name in disk::list(directory).map_err(failed)? {
         let path = directory.join(&name);
@@ -139,13 +139,15 @@ pub(crate) fn load_all(directory: &Path) -> Result<States, String> {
             disk::remove(&path).map_err(failed)?;
             continue;
         }
-        let id =
-            name.parse().map(PartitionId).map_err(|_| format!("{path:?} is no partition's"))?;
+        let id = name
+            .parse()
+            .map(PartitionId)
+            .map_err(|_| Unopened::Refused(format!("{path:?} is no partition's")))?;
         let bytes = match disk::read(&path) {
             Ok(bytes) => bytes,
             // The next start may have what this one lacks.
-            Err(error) if is_shortage(&error) => {
-                return Err(format!("cannot read {path:?}: {error}"));
+            Err(error) if disk::is_shortage(&error) => {
+                return Err(Unopened::Refused(format!("cannot read {path:?}: {error}")));
             }
             Err(error) => {
                 tracing::error!(partition = %id, ?path, %error, "the state of a replica cannot be read");
@@ -164,7 +166,7 @@ pub(crate) fn load_all(directory: &Path) -> Result<States, String> {
                 tracing::error!(partition = %id, ?path, "the state of a replica is damaged");
                 states.damaged.insert(id);
             }
-            Err(problem) => return Err(format!("{path:?} {problem}")),
+            Err(problem) => return Err(Unopened::Refused(format!("{path:?} {problem}"))),
         }
     }
     states.whole.sort_by_key(|state| state.partition);

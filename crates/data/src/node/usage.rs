@@ -9,7 +9,7 @@ use milpa_wire::data::DataPartitionReport;
 use crate::store::ExtentStore;
 
 use super::disk::Disk;
-use super::metrics::Metrics;
+use super::metrics::Gauges;
 use super::partition::Partition;
 use super::shared::DiskReport;
 
@@ -157,24 +157,24 @@ impl Disk {
     }
 
     pub fn publish_report(&mut self) {
-        let fenced = self.is_fenced();
         let in_service = self.partitions.values().filter(|p| p.broken.is_none());
         let partitions: Vec<_> = in_service.map(|partition| self.report(partition)).collect();
-        let metrics = Metrics::get();
-        let led = self.partitions.values().filter(|p| p.leads()).count();
-        metrics.raft_led.set(i64::try_from(led).unwrap_or(i64::MAX));
-        let relaxed = self.partitions.values().filter(|p| p.state.relaxed).count();
-        metrics.relaxed.set(i64::try_from(relaxed).unwrap_or(i64::MAX));
-        metrics.queue_depth.set(i64::try_from(self.workers.depth()).unwrap_or(i64::MAX));
-        let unaligned: u64 = partitions.iter().map(|report| report.unaligned).sum();
-        metrics.unaligned.set(i64::try_from(unaligned).unwrap_or(i64::MAX));
-        metrics.disks_fenced.set(i64::from(fenced));
         let damaged = self.out_of_service();
-        metrics.damaged.set(i64::try_from(damaged.len()).unwrap_or(i64::MAX));
-        let report = DiskReport { partitions, damaged, disk: Some(self.describe()) };
-        if let Some(handle) = self.shared.disks.borrow_mut().get_mut(self.index) {
-            handle.report = report;
+        let gauges = Gauges {
+            led: self.partitions.values().filter(|p| p.leads()).count(),
+            relaxed: self.partitions.values().filter(|p| p.state.relaxed).count(),
+            queue_depth: self.workers.depth(),
+            unaligned: partitions.iter().map(|report| report.unaligned).sum(),
+            fenced: usize::from(self.is_fenced()),
+            damaged: damaged.len(),
+        };
+        let disk = Some(self.describe());
+        let mut disks = self.shared.disks.borrow_mut();
+        if let Some(handle) = disks.get_mut(self.index) {
+            handle.report = DiskReport { partitions, damaged, disk, gauges };
         }
+        let failed = Gauges { fenced: self.shared.failed.len(), ..Gauges::default() };
+        disks.iter().fold(failed, |all, disk| all.with(disk.report.gauges)).show();
     }
 
     fn report(&self, partition: &Partition) -> DataPartitionReport {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use milpa_host::disk::Advice;
+use milpa_host::disk::{Advice, is_full, is_shortage};
 use milpa_types::ExtentId;
 
 use super::extent::Extent;
@@ -95,13 +95,11 @@ impl StoreDisk {
 
     /// What a failed write means: a full disk is ordinary, anything else fences.
     pub(crate) fn write_failed(&self, call: &'static str, error: &io::Error) -> StoreError {
-        match error.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::NoSpace,
-            _ => {
-                self.fence.close(call, error);
-                StoreError::DiskFailed
-            }
+        if is_full(error) {
+            return StoreError::NoSpace;
         }
+        self.fence.close(call, error);
+        StoreError::DiskFailed
     }
 
     /// What a failed flush means: the fence, whatever the error.
@@ -277,9 +275,4 @@ impl OpenFiles {
         self.uses.remove(&used);
         Some(file)
     }
-}
-
-/// Whether the process or the system has run out of what it needs to open or read any file.
-pub(crate) fn is_shortage(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }

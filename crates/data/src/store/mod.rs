@@ -70,7 +70,6 @@ use milpa_wire::data::{ExtentDigest, ExtentState};
 use crate::offers::Held;
 
 pub use checksums::{Checksums, checksums_of};
-pub(crate) use disk::is_shortage;
 use disk::{OpenFile, StoreNumber};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};

@@ -14,11 +14,11 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
 
-use milpa_host::disk::Advice;
+use milpa_host::disk::{Advice, is_shortage};
 use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
 use milpa_wire::frame::crc32c;
 
-use super::disk::{StoreDisk, is_shortage};
+use super::disk::StoreDisk;
 use super::extent::{Entries, Extent, ExtentParts, State};
 use super::files::StoreFile;
 use super::format::{

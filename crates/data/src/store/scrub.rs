@@ -1,10 +1,10 @@
 //! Looking at extents without changing them: states, digests, verification.
 
+use milpa_host::disk::is_shortage;
 use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 use milpa_wire::frame::crc32c;
 
-use super::disk::is_shortage;
 use super::extent::Extent;
 use super::format::{BLOCK, Slot, block_count};
 use super::{ExtentDetails, ExtentStore, StoreError, extent_path, lock, read, read_lock};

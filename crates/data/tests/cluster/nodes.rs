@@ -311,6 +311,13 @@ impl Cluster {
     }
 
     /// What says whose a replica's directory is.
+    /// The labels of the disk that has a node's replica, and of its other one.
+    pub fn disk_labels(&self, node: u32) -> (PathBuf, PathBuf) {
+        let DiskId(used) = disk_of(node);
+        let label = |disk| self.base.path().join(format!("node{node}/disk{disk}/DISK"));
+        (label(used), label(3 - used))
+    }
+
     pub fn label_file(&self, node: u32) -> PathBuf {
         let place = format!("node{node}/disk{}/partitions/{PARTITION}/label", disk_of(node));
         self.base.path().join(place)

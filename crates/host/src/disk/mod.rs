@@ -270,6 +270,26 @@ impl Write for FileStream {
     }
 }
 
+/// Whether the disk has failed, or what is on it: not a mistake of who asked, and nothing that others can give back.
+#[must_use]
+pub fn is_failure(error: &io::Error) -> bool {
+    let errors = [libc::EIO, libc::EUCLEAN, libc::EBADMSG, libc::ENXIO, libc::ENODEV, libc::EROFS];
+    error.raw_os_error().is_some_and(|error| errors.contains(&error))
+}
+
+/// Whether the process or the system has run out of what it needs to open or read any file. Nothing is wrong with the
+/// disk, and it passes.
+#[must_use]
+pub fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
+}
+
+/// Whether the disk, or the room that somebody may have on it, is full.
+#[must_use]
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// The lock of a directory: one process at a time, until it is dropped or the process dies.
 #[derive(Debug)]
 pub struct Lock {

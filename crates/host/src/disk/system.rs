@@ -11,8 +11,13 @@ use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::Duration;
 
 use super::{Advice, Open, Space, Status};
+
+/// Others close what they have open.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
+const DESCRIPTOR_WAIT_MAX: Duration = Duration::from_secs(10);
 
 pub(super) fn open(path: &Path, how: Open) -> io::Result<File> {
     let mut options = OpenOptions::new();
@@ -118,8 +123,23 @@ pub(super) fn list(directory: &Path) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// A directory has to be opened for that, and what was done in it cannot be undone when there is no descriptor: that
+/// is no failure of the disk, and passes.
 pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
+    let mut waited = Duration::ZERO;
+    loop {
+        match File::open(directory) {
+            Err(error) if is_out_of_descriptors(&error) && waited < DESCRIPTOR_WAIT_MAX => {
+                std::thread::sleep(DESCRIPTOR_PAUSE);
+                waited += DESCRIPTOR_PAUSE;
+            }
+            opened => return opened?.sync_all(),
+        }
+    }
+}
+
+fn is_out_of_descriptors(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
 pub(super) fn space(path: &Path) -> io::Result<Space> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use milpa_types::{NodeId, PartitionId};
 
-use super::record::Record;
+use super::record::{self, Record};
 use crate::types::{LogPosition, Members};
 
 /// For every group, where its newest records stand.
@@ -69,6 +69,12 @@ pub(crate) struct SegmentLoad {
 impl SegmentLoad {
     pub(crate) fn is_empty(&self) -> bool {
         self.anchors.is_empty() && self.entries.is_empty()
+    }
+
+    /// What copying all of it takes.
+    pub(crate) fn bytes(&self) -> u64 {
+        let anchors = self.anchors.iter().map(|record| record::encoded_bytes(record) as u64);
+        self.entry_bytes + anchors.sum::<u64>()
     }
 }
 

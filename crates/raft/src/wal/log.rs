@@ -3,11 +3,12 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 
+use milpa_host::disk;
 use milpa_types::PartitionId;
 
 use super::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
 use super::live::{LiveIndex, SegmentLoad};
-use super::record::{LogBatch, Place, Record, Stored, TraceLine};
+use super::record::{self, LogBatch, Place, Record, Stored, TraceLine};
 use super::scan::{self, Scan};
 use super::write::BatchBuilder;
 use super::{LogStorage, Recovered, WalError, WalOptions, spare_id, spare_name};
@@ -17,6 +18,8 @@ use super::{TEMPORARY_NAME, segment_name, segment_seq};
 const BATCH_BYTES_MAX: u64 = 16 << 20;
 /// How much is zeroed, and synced, in one step while preparing a segment: a few milliseconds.
 const PREPARE_STEP_BYTES: u64 = 1 << 20;
+/// What a record takes in the trace of the next batch, and for its place, at most.
+const LINE_BYTES_MAX: usize = 64;
 /// Freed segment files kept for reuse.
 const SPARES_MAX: usize = 2;
 
@@ -191,6 +194,42 @@ impl Wal {
         self.collect()
     }
 
+    /// Whether batches can be written with what the log has of the disk. If not, it takes more; false while there is none,
+    /// and nothing has failed then. Somebody else may fill the disk, and what this log acknowledges no others need wait for.
+    ///
+    /// # Errors
+    ///
+    /// As [`Wal::append`].
+    pub fn make_room(&mut self, batches: &[LogBatch]) -> Result<bool, WalError> {
+        let records = batches.iter().flat_map(|batch| &batch.records);
+        let bytes = |record| (record::encoded_bytes(record) + LINE_BYTES_MAX) as u64;
+        let (sum, largest) = records
+            .map(bytes)
+            .fold((0, 0), |(sum, largest), bytes| (sum + bytes, largest.max(bytes)));
+        self.make_room_for(sum + record::trace_bytes(self.trace.len()) as u64, largest)
+    }
+
+    fn make_room_for(&mut self, bytes: u64, largest: u64) -> Result<bool, WalError> {
+        // A batch fills whole blocks, and where a segment ends a record may not fit any more.
+        let needed = bytes + bytes / BATCH_BYTES_MAX * BLOCK_BYTES + 2 * BLOCK_BYTES;
+        let here = self.current.bytes.saturating_sub(self.current.position);
+        let spare = self.options.segment_bytes.saturating_sub(SEGMENT_HEADER_BYTES + largest);
+        let has_enough = |wal: &Wal| {
+            let spares = wal.spares.len() as u64 * spare;
+            here >= needed || here.saturating_sub(largest) + spares >= needed || spare == 0
+        };
+        while !self.is_fenced && !has_enough(self) {
+            match self.prepare() {
+                Err(WalError::Io(error)) if disk::is_full(&error) || disk::is_shortage(&error) => {
+                    self.fence_on_error(Wal::drop_prepared)?;
+                    return Ok(false);
+                }
+                prepared => self.fence_on_error(|_| prepared)?,
+            }
+        }
+        Ok(true)
+    }
+
     fn note(&mut self, record: &Record, bytes: u64, is_carried: bool) {
         self.live.note(record, self.current.seq, bytes, is_carried);
         self.stats.records += 1;
@@ -327,7 +366,7 @@ impl Wal {
             return Ok(false);
         }
         match self.prepare() {
-            Err(WalError::Io(error)) if error.kind() == io::ErrorKind::StorageFull => {
+            Err(WalError::Io(error)) if disk::is_full(&error) || disk::is_shortage(&error) => {
                 self.prepare_from = self.current.position + self.current.bytes / 64;
                 return self.fence_on_error(Wal::drop_prepared).map(|()| false);
             }
@@ -377,6 +416,12 @@ impl Wal {
                 let light_bytes = self.options.carry_bytes_max.min(bytes / 4);
                 let is_light = load.entry_bytes <= light_bytes;
                 if load.entry_bytes > 0 && !(is_crowded && is_light) {
+                    return Ok(());
+                }
+                // Else it is freed when there is room again.
+                let bytes = load.bytes();
+                if !self.make_room_for(bytes, bytes)? {
+                    self.is_collection_due = true;
                     return Ok(());
                 }
                 if !self.carry(seq, load)? {

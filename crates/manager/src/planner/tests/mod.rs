@@ -136,7 +136,13 @@ impl World {
                 meta: self.meta.entry(node.id).or_default().values().cloned().collect(),
                 slow_peers: self.slow_peers(node.id),
                 data: self.data.entry(node.id).or_default().values().cloned().collect(),
-                data_damaged: self.data_damaged.entry(node.id).or_default().iter().copied().collect(),
+                data_damaged: self
+                    .data_damaged
+                    .entry(node.id)
+                    .or_default()
+                    .iter()
+                    .copied()
+                    .collect(),
             };
             self.loads.hear(heartbeat, self.now_ms);
         }

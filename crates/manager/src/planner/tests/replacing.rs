@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions};
+use milpa_types::{
+    DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions,
+};
 use proptest::prelude::*;
 
 use super::{World, is_quiet, nodes};
