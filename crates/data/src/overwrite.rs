@@ -216,6 +216,12 @@ impl Applying {
         self.last.get(&extent).copied().unwrap_or(0).max(self.covered)
     }
 
+    /// Up to here a snapshot stands for the entries.
+    #[must_use]
+    pub fn covered(&self) -> u64 {
+        self.covered
+    }
+
     /// Forgets which overwrites up to `index` were handed to the disk. Only while nobody fetches
     /// bytes: a fetch compares with them.
     pub fn forget_until(&mut self, index: u64) {

@@ -36,6 +36,11 @@ impl CommittedOverwrite {
     ) -> CommittedOverwrite {
         CommittedOverwrite { extent, offset, bytes, checksums, overwriting }
     }
+
+    /// Where it lies in its extent.
+    pub fn range(&self) -> Range<u64> {
+        self.offset..self.offset.saturating_add(self.bytes.len() as u64)
+    }
 }
 
 /// How applying an overwrite went on a disk thread.
@@ -63,6 +68,8 @@ impl Disk {
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         partition.handed.hand(position.index, &it);
+        let is_fetching = Rc::strong_count(&partition.fetches) > 1;
+        partition.recent.hand(position.index, &it, is_fetching);
         let store = Arc::clone(&partition.store);
         let extent = it.extent;
         let blocks =

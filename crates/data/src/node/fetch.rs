@@ -3,12 +3,17 @@
 //! A chunk is fetched only from a replica that has applied at least as much of the log as this
 //! one had when it asked ([`Chunk::fence`]).
 
+use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_types::{BLOCK_BYTES, DataError, ExtentId, NodeId};
 use milpa_wire::data::{DataAnswer, DataRequest};
 
+use crate::store::block_checksums;
+
+use super::apply::CommittedOverwrite;
 use super::disk::Disk;
 use super::fill::Filling;
 use super::metrics::Metrics;
@@ -46,6 +51,35 @@ pub(super) enum Doubt {
 impl Chunk {
     pub(super) fn without(lost: u64, fence: u64) -> Chunk {
         Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
+    }
+
+    /// What it is with these overwrites laid over it, at a place of the extent. `None` if one of them touches what is no
+    /// bytes.
+    pub(super) fn with(self, at: u64, overwrites: &[Arc<CommittedOverwrite>]) -> Option<Chunk> {
+        let start = at.saturating_add(self.hole);
+        let end = start.saturating_add(self.bytes.len() as u64);
+        let all = at..end.saturating_add(self.lost);
+        let touches =
+            |range: &Range<u64>, it: &Range<u64>| range.start.max(it.start) < range.end.min(it.end);
+        let over: Vec<_> = overwrites.iter().filter(|it| touches(&all, &it.range())).collect();
+        if over.is_empty() {
+            return Some(self);
+        }
+        if over
+            .iter()
+            .any(|it| touches(&(at..start), &it.range()) || touches(&(end..all.end), &it.range()))
+        {
+            return None;
+        }
+        let mut bytes = self.bytes.to_vec();
+        for it in over {
+            let range = it.range();
+            let (from, to) = (range.start.max(start), range.end.min(end));
+            let new = it.bytes.get((from - range.start) as usize..(to - range.start) as usize)?;
+            bytes.get_mut((from - start) as usize..(to - start) as usize)?.copy_from_slice(new);
+        }
+        let checksums = block_checksums(start, &bytes);
+        Some(Chunk { bytes: bytes.into(), checksums, ..self })
     }
 
     /// How many bytes the source gave.
@@ -261,6 +295,7 @@ fn refused_by_all(refusals: &[DataError], first: u64) -> DataError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Overwriting;
 
     #[test]
     fn nobody_has_bytes_when_all_lack_them_and_one_may_when_it_does_not_say() {
@@ -280,5 +315,48 @@ mod tests {
         ] {
             assert_eq!(refused_by_all(&refusals, 2), meaning, "{refusals:?}");
         }
+    }
+
+    const EXTENT: ExtentId = ExtentId(7);
+    const AT: u64 = 5_000;
+
+    fn overwrite(offset: u64, bytes: &[u8]) -> Arc<CommittedOverwrite> {
+        let bytes = Bytes::copy_from_slice(bytes);
+        Arc::new(CommittedOverwrite::new((EXTENT, offset), bytes, Vec::new(), Overwriting::New))
+    }
+
+    fn chunk(hole: u64, length: usize, lost: u64) -> Chunk {
+        let bytes = vec![1; length];
+        let checksums = block_checksums(AT + hole, &bytes);
+        Chunk { hole, bytes: bytes.into(), checksums, lost, fence: 3 }
+    }
+
+    #[test]
+    fn newer_bytes_are_laid_over_a_chunk_and_its_checksums_are_theirs() {
+        let over = [
+            overwrite(0, &[9; 5_000]),
+            overwrite(4_000, &[2; 1_500]),
+            overwrite(5_400, &[3; 200]),
+            overwrite(14_990, &[4; 500]),
+            overwrite(15_000, &[9; 5_000]),
+        ];
+        let now = chunk(0, 10_000, 0).with(AT, &over).unwrap();
+        let mut expected = vec![1; 10_000];
+        expected[..500].fill(2);
+        expected[400..600].fill(3);
+        expected[9_990..].fill(4);
+        assert!(now.bytes == expected);
+        assert_eq!(now.checksums, block_checksums(AT, &expected));
+        assert_eq!((now.hole, now.lost, now.fence), (0, 0, 3));
+    }
+
+    #[test]
+    fn what_is_no_bytes_is_asked_for_anew_if_it_is_overwritten() {
+        let over = |offset| [overwrite(offset, &[2; 100])];
+        assert!(chunk(1_000, 1_000, 0).with(AT, &over(AT + 950)).is_none());
+        assert!(chunk(1_000, 1_000, 0).with(AT, &over(AT + 1_000)).is_some());
+        assert!(Chunk::without(1_000, 3).with(AT, &over(AT + 999)).is_none());
+        assert!(Chunk::without(1_000, 3).with(AT, &over(AT + 1_000)).is_some());
+        assert!(Chunk::without(1_000, 3).with(AT, &over(AT - 100)).is_some());
     }
 }

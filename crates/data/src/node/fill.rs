@@ -16,7 +16,7 @@ use crate::store::{Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, Store
 use super::disk::Disk;
 use super::fetch::{Chunk, Doubt};
 use super::freed;
-use super::partition::answer_done;
+use super::partition::{Partition, answer_done};
 use super::shared::Shared;
 
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
@@ -94,16 +94,15 @@ impl Filling {
             if held >= RELEASE_BEHIND && releases.is_none() {
                 releases = Some(!self.has_freed(extent, source).await?);
             }
-            let (fence, lost) = (chunk.fence, chunk.lost > 0);
-            let land = move |store: &ExtentStore| {
-                let end = append_chunk(store, extent, held, &chunk)?;
+            let lost = chunk.lost > 0;
+            let append = move |store: &ExtentStore, chunk: &Chunk| {
+                let end = append_chunk(store, extent, held, chunk)?;
                 if releases == Some(true) {
                     release_behind(store, extent, held, end);
                 }
                 Ok(end)
             };
-            // None: an overwrite came between, the chunk may lack it.
-            if let Some(now_held) = self.unless_overwritten(extent, fence, land).await? {
+            if let Some(now_held) = self.land(extent, held, chunk, append).await? {
                 if lost {
                     self.look_for(extent, held / BLOCK_BYTES).await;
                 }
@@ -267,6 +266,47 @@ impl Filling {
         };
         self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
         receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)
+    }
+}
+
+impl Filling {
+    /// Lands a chunk at its place, behind all overwrites handed to the extent so far, and with those that are newer than
+    /// the chunk. `None` if it is to be fetched anew. The look and the hand-over happen in one step of the disk's task.
+    pub(super) async fn land<T: Send + 'static>(
+        &self,
+        extent: ExtentId,
+        at: u64,
+        chunk: Chunk,
+        job: impl FnOnce(&ExtentStore, &Chunk) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<Option<T>, DataError> {
+        let (partition, store) = (self.partition, Arc::clone(&self.store));
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        let start = move |disk: &mut Disk| {
+            let Some(replica) = disk.partitions.get(&partition) else { return };
+            let Some(chunk) = replica.renewed(extent, at, chunk) else {
+                drop(sender.send(Ok(None)));
+                return;
+            };
+            let run = move || drop(sender.send(job(&store, &chunk).map(Some)));
+            disk.workers.ordered((partition, extent), run, |_, ()| {});
+        };
+        self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
+        receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)
+    }
+}
+
+impl Partition {
+    /// What a chunk is now, if that is known.
+    fn renewed(&self, extent: ExtentId, at: u64, chunk: Chunk) -> Option<Chunk> {
+        let applying = self.applying.borrow();
+        if applying.last_of(extent) <= chunk.fence {
+            return Some(chunk);
+        }
+        if applying.covered() > chunk.fence {
+            return None;
+        }
+        let overwrites = self.recent.behind(chunk.fence, extent)?;
+        chunk.with(at, &overwrites)
     }
 }
 

@@ -175,13 +175,12 @@ impl Gaps {
         while at < gap.until {
             let block = at / BLOCK_BYTES;
             let chunk = self.fetch(filling, gap, at).await?;
-            let (fence, lost, got) = (chunk.fence, chunk.lost, chunk.length());
-            let land = move |store: &ExtentStore| match lost {
-                0 => land_or_distrust(store, extent, at, &chunk),
+            let got = chunk.length();
+            let replace = move |store: &ExtentStore, chunk: &Chunk| match chunk.lost {
+                0 => land_or_distrust(store, extent, at, chunk),
                 _ => store.distrust(extent, block).map(|()| Some(block)),
             };
-            // None: an overwrite came between, the same again.
-            if let Some(distrusted) = filling.unless_overwritten(extent, fence, land).await? {
+            if let Some(distrusted) = filling.land(extent, at, chunk, replace).await? {
                 let is_remembered = (left.len() as u64) < LEFT_MAX;
                 left.extend(distrusted.filter(|_| is_remembered).map(|block| (extent, block)));
                 let end = match distrusted {

@@ -41,6 +41,7 @@ mod peers;
 mod probing;
 mod readable;
 mod reads;
+mod recent;
 mod replace;
 mod requests;
 mod returned;

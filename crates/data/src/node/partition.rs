@@ -20,6 +20,7 @@ use super::fill::Fill;
 use super::handed::Handed;
 use super::licence::Licence;
 use super::lost::LostBlocks;
+use super::recent::Recent;
 use super::state::PartitionState;
 use super::workers::Continuation;
 
@@ -163,6 +164,8 @@ pub(crate) struct Partition {
     pub applying: Rc<RefCell<Applying>>,
     /// Overwrites that are being applied, and those behind one that the disk hinders.
     pub handed: Handed,
+    /// Those that were handed to the disk while bytes are being fetched.
+    pub recent: Recent,
     /// Entries up to here may have been applied before the process started.
     pub repeated_until: u64,
     /// Where that stands, and since when, if it does not move.

@@ -27,6 +27,7 @@ use super::handed::Handed;
 use super::licence::Licence;
 use super::lost::LostBlocks;
 use super::partition::{Alignment, Checkpoint, Partition, Saving, answer, answer_done};
+use super::recent::Recent;
 use super::state::{PartitionState, state_path};
 
 /// Ids that may be given before the next durable write of the bound.
@@ -98,6 +99,7 @@ impl Partition {
             leader: None,
             applying: Rc::new(RefCell::new(Applying::new(state.applied, state.overwritten))),
             handed: Handed::default(),
+            recent: Recent::default(),
             repeated_until: 0,
             standing: None,
             licence: Licence::default(),

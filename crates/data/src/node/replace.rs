@@ -60,11 +60,12 @@ impl Filling {
             let wanted = (end - at).min(TRANSFER_BYTES_MAX as u64);
             let chunk =
                 self.fetch_from_any(extent, (at, wanted), 1, sources, applied, doubt).await?;
-            let (hole, fence) = (chunk.hole, chunk.fence);
-            let got = hole + chunk.bytes.len() as u64;
-            let place = at + hole;
-            let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
-            if self.unless_overwritten(extent, fence, land).await?.is_some() {
+            let got = chunk.length();
+            let place = at + chunk.hole;
+            let replace = move |store: &ExtentStore, chunk: &Chunk| {
+                replace_chunk(store, extent, place, chunk)
+            };
+            if self.land(extent, at, chunk, replace).await?.is_some() {
                 at += got;
             }
             self.shared.throttle_repair(self.disk, got).await;
@@ -116,14 +117,13 @@ impl Filling {
             end = length;
             let place = (damaged, BLOCK_BYTES.min(held.saturating_sub(damaged)));
             let chunk = self.fetch_or_leave(extent, place, applied).await?;
-            let fence = chunk.fence;
-            let land = move |store: &ExtentStore| match chunk.lost {
-                0 => replace_chunk(store, extent, damaged + chunk.hole, &chunk).map(|()| None),
+            let replace = move |store: &ExtentStore, chunk: &Chunk| match chunk.lost {
+                0 => replace_chunk(store, extent, damaged + chunk.hole, chunk).map(|()| None),
                 _ if may_lack => store.distrust(extent, block).map(|()| Some(block)),
                 _ => is_whole(store, extent, block).map(|is_whole| (!is_whole).then_some(block)),
             };
             // None: an overwrite came between; the block is looked at again.
-            if let Some(is_damaged) = self.unless_overwritten(extent, fence, land).await? {
+            if let Some(is_damaged) = self.land(extent, damaged, chunk, replace).await? {
                 left.extend(is_damaged);
                 from = damaged + BLOCK_BYTES;
             }
@@ -288,9 +288,10 @@ impl Filling {
         (offset, length): (u64, u64),
         chunk: Chunk,
     ) -> Result<bool, DataError> {
-        let (place, fence) = (offset + chunk.hole, chunk.fence);
-        let land = move |store: &ExtentStore| replace_chunk(store, extent, place, &chunk);
-        let landed = self.unless_overwritten(extent, fence, land).await?;
+        let place = offset + chunk.hole;
+        let replace =
+            move |store: &ExtentStore, chunk: &Chunk| replace_chunk(store, extent, place, chunk);
+        let landed = self.land(extent, offset, chunk, replace).await?;
         self.shared.throttle_repair(self.disk, length).await;
         Ok(landed.is_some())
     }

@@ -54,6 +54,12 @@ pub fn checksums_of(payload: &[u8]) -> Vec<u32> {
     payload.chunks(BLOCK).map(crc32c).collect()
 }
 
+/// The checksums of bytes at an offset of an extent, by blocks, as reads return them.
+#[must_use]
+pub fn block_checksums(offset: u64, bytes: &[u8]) -> Vec<u32> {
+    pieces(bytes, BLOCK - offset as usize % BLOCK).map(crc32c).collect()
+}
+
 /// `bytes` in pieces of which the first has `first_bytes`, the others 4 KiB.
 pub(super) fn pieces(bytes: &[u8], first_bytes: usize) -> impl Iterator<Item = &[u8]> {
     let (first, rest) = bytes.split_at_checked(first_bytes).unwrap_or((bytes, &[]));

@@ -69,7 +69,7 @@ use milpa_wire::data::{ExtentDigest, ExtentState};
 
 use crate::offers::Held;
 
-pub use checksums::{Checksums, checksums_of};
+pub use checksums::{Checksums, block_checksums, checksums_of};
 use disk::{OpenFile, StoreNumber};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};

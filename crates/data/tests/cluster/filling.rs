@@ -1,5 +1,6 @@
 //! A replica gets from others what it lacks.
 
+use std::cell::{Cell, RefCell};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -114,6 +115,60 @@ fn a_fill_keeps_to_its_rate() {
         cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
         cluster.equal_digests(&[1, 2, 3], 3).await;
         assert!(began.elapsed() >= Duration::from_millis(2_500), "{:?}", began.elapsed());
+    });
+}
+
+/// Found by a reader: each piece of a fill was given up if any block of its extent was overwritten while it was on its way,
+/// so that a file that is overwritten all the time stayed one copy short. Now what was overwritten is laid over it.
+#[test]
+fn an_extent_that_is_overwritten_all_the_time_is_filled() {
+    run(async |cluster| {
+        let bytes = pattern(1, 1_000_000);
+        let (extent, ..) =
+            cluster.append_patiently(1, 1, AppendTarget::New { token: 1 }, &bytes).await;
+        let mut expected = bytes;
+        for piece in 1..8_u64 {
+            let bytes = pattern(piece, 1_000_000);
+            let target = AppendTarget::Extent { extent, offset: piece * 1_000_000 };
+            cluster.append_patiently(1, 1, target, &bytes).await;
+            expected.extend(bytes);
+        }
+        cluster.close(extent).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.start_slow_filling_node(3, 2 << 20).await;
+        cluster.drop_replica(3).await;
+        cluster.create_replica(3, configuration(2, &[1, 2])).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
+        let (expected, is_filled) = (RefCell::new(expected), Cell::new(false));
+        let (cluster, extents) = (&*cluster, (&expected, &is_filled));
+        let overwrite = async |writer: u64| {
+            let (expected, is_filled) = extents;
+            for round in 0.. {
+                if is_filled.get() {
+                    break;
+                }
+                // Each byte once, as nothing else would show that one is missing.
+                let at = writer * 250_000 + round % 500 * 500;
+                let bytes = pattern(writer * 1_000 + round, 500);
+                cluster.overwrite(&[1, 2], 3, extent, at, &bytes).await;
+                expected.borrow_mut()[at as usize..][..500].copy_from_slice(&bytes);
+            }
+        };
+        let fill = async {
+            nodes::until("it is filled", async || {
+                std::fs::metadata(cluster.extent_file(3, extent)).ok()?;
+                (cluster.report(1).await?.unaligned == 0).then_some(())
+            })
+            .await;
+            is_filled.set(true);
+        };
+        tokio::join!(super::join_all((0..32).map(overwrite)), fill);
+        let expected = expected.into_inner();
+        let held = std::fs::read(cluster.extent_file(3, extent)).unwrap();
+        assert!(held.get(..8_000_000) == Some(&expected[..]));
+        cluster.configure(configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 1).await;
     });
 }
 
