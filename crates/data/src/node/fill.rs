@@ -73,11 +73,7 @@ impl Filling {
     ) -> Result<(), DataError> {
         let (mut is_mark_known, mut releases) = (false, None);
         while held < length {
-            // Another primary may have decided on another length.
-            let current = self.epoch().await?;
-            if current != epoch {
-                return Err(DataError::StaleEpoch { current });
-            }
+            self.may_grow(epoch).await?;
             let wanted = (length - held).min(FILL_BYTES_MAX);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from(extent, (held, wanted), source).await {
@@ -204,6 +200,21 @@ impl Filling {
             ranges.into_iter().filter(|range| range.extent == extent).map(freed).collect();
         // What is here was written just now: damage in it is told by who reads it.
         self.on_extent(extent, move |store| store.free(&ranges, &mut HeaderBlocks::default())).await
+    }
+
+    /// Whether more of an extent may come here, as decided in this epoch: another primary may have decided on another
+    /// length. One that is to become a member keeps to what a disk is to be filled with, as the managers can take
+    /// another place; a member goes on as long as its own log has room.
+    async fn may_grow(&self, epoch: Epoch) -> Result<(), DataError> {
+        let (partition, node) = (self.partition, self.shared.node);
+        let checked = move |disk: &mut Disk| {
+            let replica = disk.partitions.get(&partition).ok_or(DataError::WrongPartition)?;
+            replica.check_epoch(epoch)?;
+            let is_member = replica.configuration.members.contains(&node);
+            let has_room = if is_member { !disk.usage.is_exhausted } else { !disk.usage.is_full };
+            if has_room { Ok(()) } else { Err(DataError::NoSpace) }
+        };
+        self.shared.ask_disk(self.disk, checked).await.ok_or(DataError::Busy)?
     }
 
     pub(super) async fn epoch(&self) -> Result<Epoch, DataError> {

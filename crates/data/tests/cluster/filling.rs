@@ -118,6 +118,37 @@ fn a_fill_keeps_to_its_rate() {
     });
 }
 
+/// Found by a reader: a new replica was filled past the reserve of its disk, and the limit that an operator had set.
+#[test]
+fn a_new_replica_is_not_filled_on_a_full_disk() {
+    run(async |cluster| {
+        let bytes = pattern(1, 1 << 20);
+        let (extent, ..) =
+            cluster.append_patiently(1, 1, AppendTarget::New { token: 1 }, &bytes).await;
+        cluster.close(extent).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        cluster.start_full_node(3).await;
+        cluster.drop_replica(3).await;
+        cluster.create_replica(3, configuration(2, &[1, 2])).await;
+        cluster.configure(learning(3, &[1, 2], 3), &[1, 2]).await;
+        nodes::until("all are compared", async || {
+            let unaligned = cluster.report(1).await?.unaligned;
+            (unaligned == 1).then_some(())
+        })
+        .await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(cluster.report(1).await.unwrap().unaligned, 1);
+        assert!(cluster.report(3).await.unwrap().allocated_bytes < 1 << 19);
+        cluster.kill_node(3).await;
+        cluster.start_node(3).await;
+        nodes::until("it is filled", async || {
+            (cluster.report(1).await?.unaligned == 0).then_some(())
+        })
+        .await;
+    });
+}
+
 /// Found by a reader: each piece of a fill was given up if any block of its extent was overwritten while it was on its way,
 /// so that a file that is overwritten all the time stayed one copy short. Now what was overwritten is laid over it.
 #[test]

@@ -133,6 +133,13 @@ impl Cluster {
         self.start_node_with(node, config).await;
     }
 
+    /// A node whose disks have no more room than they are to keep.
+    pub async fn start_full_node(&mut self, node: u32) {
+        let mut config = self.config(node);
+        config.disks.iter_mut().for_each(|disk| disk.reserve_bytes = 1 << 40);
+        self.start_node_with(node, config).await;
+    }
+
     /// A node that repeats all overwrites when it starts again.
     pub async fn start_node_with_long_log(&mut self, node: u32) {
         let config = DataNodeConfig { log_trim_ms: 600_000, ..self.config(node) };
