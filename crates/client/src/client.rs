@@ -118,9 +118,12 @@ impl Client {
         self.inner.pages.forget(inode);
     }
 
-    /// Has `tell` called with each inode whose pages in the kernel have become wrong: bytes in them were
-    /// given up. It must not block. Only the first one counts.
-    pub fn on_stale_pages(&self, tell: impl Fn(InodeId) + Send + Sync + 'static) {
+    /// Has `tell` called with each inode whose pages in the kernel have become wrong, and from which byte on: bytes in
+    /// them were given up, or others made the file longer. It must not block. Only the first one counts.
+    ///
+    /// What is asked for after that, and tells the file's size, is for the kernel to know only when it has forgotten
+    /// these pages: they have zeros behind the end that was.
+    pub fn on_stale_pages(&self, tell: impl Fn(InodeId, u64) + Send + Sync + 'static) {
         self.inner.pages.on_stale(Box::new(tell));
     }
 

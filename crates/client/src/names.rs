@@ -156,7 +156,9 @@ impl Inner {
         if attributes.kind == FileKind::File
             && let Some(file) = self.files.get(attributes.inode)
         {
-            let content = &file.shared().content;
+            let content = &mut file.shared().content;
+            content.hears_of(&attributes);
+            self.tell_outgrown(content);
             if content.attributes.content_version > attributes.content_version {
                 attributes = content.attributes;
             }

@@ -42,6 +42,11 @@ pub(crate) struct Content {
     /// As the servers last said.
     pub attributes: Attributes,
     staleness: Staleness,
+    /// The newest version that was heard of, if it is newer than what is known here.
+    heard_version: u64,
+    /// From where on others have changed what readers were shown: where the file ended then. Readers keep zeros
+    /// behind that.
+    outgrown: Option<u64>,
     /// The length, unpublished bytes included.
     size: u64,
     segments: SegmentMap,
@@ -127,6 +132,8 @@ impl Content {
             size: attributes.size,
             attributes,
             staleness: Staleness::default(),
+            heard_version: 0,
+            outgrown: None,
             segments,
             inline,
             unpublished: SegmentMap::default(),
@@ -167,6 +174,28 @@ impl Content {
         }
     }
 
+    /// The servers were heard to have this. What a publish of ours may have made is no news: its answer will tell
+    /// whether others changed the file before it.
+    pub(crate) fn hears_of(&mut self, attributes: &Attributes) {
+        let known = self.heard_version.max(self.attributes.content_version);
+        if attributes.content_version > known && self.telling.is_none() {
+            self.heard_version = attributes.content_version;
+            self.becomes_stale();
+            self.is_outgrown(attributes.size);
+        }
+    }
+
+    /// Others have made this size of the file. What readers have up to its end, as it was, stays good until an open.
+    fn is_outgrown(&mut self, size: u64) {
+        let from = self.size.min(size);
+        self.outgrown = Some(self.outgrown.map_or(from, |earlier| earlier.min(from)));
+    }
+
+    /// From where on readers are to forget what they were shown, before they are told the size.
+    pub(crate) fn take_outgrown(&mut self) -> Option<u64> {
+        self.outgrown.take()
+    }
+
     /// To be told to [`refresh`](Content::refresh) with what the servers answer.
     pub(crate) fn asks(&self) -> Asked {
         self.staleness.asks()
@@ -189,6 +218,9 @@ impl Content {
                 self.outdated.insert(at, bytes);
             }
         }
+        if attributes.content_version != self.attributes.content_version {
+            self.is_outgrown(attributes.size);
+        }
         for own in self.unpublished.iter() {
             segments.overlay(own.clone());
         }
@@ -209,7 +241,10 @@ impl Content {
             self.becomes_stale();
             return;
         }
-        self.becomes_stale_if(before != known && attributes.content_version != known);
+        if before != known && attributes.content_version != known {
+            self.becomes_stale();
+            self.is_outgrown(attributes.size);
+        }
         self.attributes = attributes;
         self.size = self.size.max(attributes.size);
     }

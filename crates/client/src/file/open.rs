@@ -208,6 +208,7 @@ impl Inner {
         shared.content.becomes_stale_if(!self.attributes.is_unchanged(&inode, asked));
         let mut attributes = attributes;
         shared.content.overlay(&mut attributes);
+        self.tell_outgrown(&mut shared.content);
         drop(shared);
         let handle = self.files.next_handle();
         let drop = self.pages.opened(inode, attributes.content_version, handle);
@@ -231,6 +232,14 @@ impl Inner {
         {
             handle.is_dropped.store(true, Ordering::Relaxed);
             self.pages.dropped(handle.file.inode, drop);
+        }
+    }
+
+    /// The kernel is to forget what others have changed: before it hears of a size, as it keeps zeros behind the end
+    /// that it knows.
+    pub(crate) fn tell_outgrown(&self, content: &mut Content) {
+        if let Some(from) = content.take_outgrown() {
+            self.pages.are_stale_from(content.attributes.inode, from);
         }
     }
 

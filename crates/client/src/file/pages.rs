@@ -19,8 +19,8 @@ pub(crate) struct Pages {
     on_stale: OnceLock<OnStale>,
 }
 
-/// Whom to tell that the kernel is to forget the pages of an inode.
-type OnStale = Box<dyn Fn(InodeId) + Send + Sync>;
+/// Whom to tell that the kernel is to forget the pages of an inode, from this byte on.
+type OnStale = Box<dyn Fn(InodeId, u64) + Send + Sync>;
 
 #[derive(Clone, Copy)]
 struct Known {
@@ -80,9 +80,14 @@ impl Pages {
 
     /// Bytes in the pages were given up: who has the file open is not to read them any more.
     pub(crate) fn are_stale(&self, inode: InodeId) {
+        self.are_stale_from(inode, 0);
+    }
+
+    /// The same, of what the pages have from there on.
+    pub(crate) fn are_stale_from(&self, inode: InodeId, from: u64) {
         self.forget(inode);
         if let Some(tell) = self.on_stale.get() {
-            tell(inode);
+            tell(inode, from);
         }
     }
 

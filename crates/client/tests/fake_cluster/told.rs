@@ -48,7 +48,7 @@ async fn a_reader_is_told_that_acknowledged_bytes_are_lost() {
     });
     let stale = Arc::new(Mutex::new(BTreeSet::new()));
     let told_of = Arc::clone(&stale);
-    client.on_stale_pages(move |inode| {
+    client.on_stale_pages(move |inode, _| {
         told_of.lock().unwrap().insert(inode);
     });
     client.write(writer, 50_000, pattern(2, 10_000), false).await.unwrap();

@@ -12,7 +12,8 @@
 //! # Coherence
 //!
 //! The kernel invalidates nothing by itself (explicit invalidation): each open asks the servers, and keeps
-//! the cached pages and attributes only if the content version is the one they are of.
+//! the cached pages and attributes only if the content version is the one they are of. Of a file that others
+//! change while it is open, no size goes to the kernel before it has forgotten the page in which the file ended.
 
 mod answer;
 mod convert;
@@ -89,7 +90,8 @@ impl Adapter {
         reply: ReplyEntry,
         work: impl Future<Output = Result<Attributes, FsError>> + Send + 'static,
     ) {
-        let timeouts = self.client.timeouts();
+        let (timeouts, stale) = (self.client.timeouts(), Arc::clone(&self.stale));
+        let work = async move { stale.sized(work.await?).await };
         self.answer(request, reply, work, move |reply, attributes| {
             reply.entry(&entry(&attributes, timeouts))
         });
@@ -139,7 +141,7 @@ impl Filesystem for Adapter {
     fn ready(&self, _negotiated: &Negotiated, notifier: Notifier) {
         self.stale.begin(notifier);
         let stale = Arc::clone(&self.stale);
-        self.client.on_stale_pages(move |inode| stale.pages(inode.0, 0));
+        self.client.on_stale_pages(move |inode, from| stale.pages(inode.0, from));
     }
 
     fn lookup(&self, request: &Request, text: &OsStr, reply: ReplyEntry) {
@@ -151,8 +153,8 @@ impl Filesystem for Adapter {
 
     fn getattr(&self, request: &Request, _fh: Option<u64>, reply: ReplyAttr) {
         let (client, inode) = (self.client.clone(), inode(request));
-        let timeout = self.client.timeouts().attributes;
-        let work = async move { client.getattr(inode).await };
+        let (timeout, stale) = (self.client.timeouts().attributes, Arc::clone(&self.stale));
+        let work = async move { stale.sized(client.getattr(inode).await?).await };
         self.answer(request, reply, work, move |reply, attributes| {
             reply.attr(&attr(&attributes), timeout)
         });
@@ -308,11 +310,11 @@ impl Filesystem for Adapter {
             if end == expected {
                 return reply.written(length);
             }
-            // The kernel has put it into its pages where it believes the end to be.
+            // The kernel has put it into its pages where it believes the end to be, and may have others from where
+            // it is.
             client.forget_pages(inode);
-            let delivery = reply.written(length);
-            stale.pages(inode.0, offset);
-            delivery
+            stale.pages(inode.0, offset.min(end.saturating_sub(u64::from(length))));
+            reply.written(length)
         });
     }
 
@@ -368,8 +370,13 @@ impl Filesystem for Adapter {
         let (timeouts, wanted) = (self.client.timeouts(), Wanted::names_and_attributes(read.size));
         let work = directory::stream(&self.directories, self.client.clone(), fh, offset, wanted);
         let (client, parent) = (self.client.clone(), inode(request));
+        let stale = Arc::clone(&self.stale);
         self.answer(request, reply, work, move |mut reply, mut stream| {
-            stream.fill(|item, next| match item.attributes(&client, parent) {
+            let known = |item: &directory::Item| {
+                let attributes = item.attributes(&client, parent)?;
+                (!stale.is_forgetting(item.inode)).then_some(attributes)
+            };
+            stream.fill(|item, next| match known(item) {
                 Some(attributes) => reply.add(&entry(&attributes, timeouts), next, item.name()),
                 None => reply.add_bare(item.inode, next, item.mode, item.name()),
             });

@@ -2,11 +2,18 @@
 //!
 //! An open drops pages, if its answer says so, but never attributes: the kernel would go on with a size that
 //! is up to a second old, read no further than that, and put what is appended there.
+//!
+//! A file that is open is another matter: its pages stay, and the one in which it ended has zeros behind the end,
+//! which the kernel shows as soon as it knows that the file goes on. So it is to forget that page first. (An answer
+//! that was under way meanwhile tells it no size, as it may be older; it asks again when it is read from there.)
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use milpa_client::FsError;
+use milpa_types::Attributes;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
 use crate::{Notifier, NotifyError};
 
@@ -14,20 +21,16 @@ use crate::{Notifier, NotifyError};
 pub(super) struct Stale {
     runtime: Handle,
     notifier: OnceLock<Notifier>,
-    pages: Mutex<Pages>,
-}
-
-/// Pages to be forgotten, from an offset on. One thread does it, as the kernel waits there for requests that
-/// have pages locked; and one entry for an inode bounds what waits.
-#[derive(Default)]
-struct Pages {
-    waiting: BTreeMap<u64, u64>,
-    is_running: bool,
+    /// Inodes whose pages the kernel is being told to forget, and from where on it is to be told so again.
+    pages: Mutex<BTreeMap<u64, Option<u64>>>,
+    /// Told when the kernel has forgotten those of one.
+    forgotten: Notify,
 }
 
 impl Stale {
     pub(super) fn new(runtime: Handle) -> Stale {
-        Stale { runtime, notifier: OnceLock::new(), pages: Mutex::default() }
+        let (notifier, pages) = (OnceLock::new(), Mutex::default());
+        Stale { runtime, notifier, pages, forgotten: Notify::new() }
     }
 
     /// The mount can be told from now on.
@@ -41,31 +44,54 @@ impl Stale {
         self.invalidate(nodeid, -1);
     }
 
-    /// Call after the answer, which unlocks the pages. They are forgotten some time later.
+    /// Pages are forgotten from `offset` on, some time later. A thread for each inode does it, as the kernel waits
+    /// there for requests that have pages locked: those of one file are not to hold up others.
     pub(super) fn pages(self: &Arc<Self>, nodeid: u64, offset: u64) {
         let mut pages = self.lock();
-        let from = pages.waiting.entry(nodeid).or_insert(offset);
-        *from = offset.min(*from);
-        if !std::mem::replace(&mut pages.is_running, true) {
-            let stale = Arc::clone(self);
-            drop(self.runtime.spawn_blocking(move || stale.forget_pages()));
+        if let Some(from) = pages.get_mut(&nodeid) {
+            *from = Some(from.map_or(offset, |from| from.min(offset)));
+            return;
         }
+        pages.insert(nodeid, Some(offset));
+        let stale = Arc::clone(self);
+        drop(self.runtime.spawn_blocking(move || stale.forget_pages(nodeid)));
     }
 
-    fn forget_pages(&self) {
-        while let Some((nodeid, offset)) = self.next() {
+    /// Attributes whose size may be told to the kernel: it has forgotten by now what it was to forget before. That
+    /// waits for reads and writes of these pages, and they for no attributes: no longer than a read may take.
+    pub(super) async fn sized(&self, attributes: Attributes) -> Result<Attributes, FsError> {
+        let nodeid = attributes.inode.0;
+        while self.is_forgetting(nodeid) {
+            let forgotten = self.forgotten.notified();
+            if self.is_forgetting(nodeid) {
+                forgotten.await;
+            }
+        }
+        Ok(attributes)
+    }
+
+    /// Whether the kernel has yet to forget pages of the inode.
+    pub(super) fn is_forgetting(&self, nodeid: u64) -> bool {
+        self.lock().contains_key(&nodeid)
+    }
+
+    fn forget_pages(&self, nodeid: u64) {
+        while let Some(offset) = self.next(nodeid) {
             self.invalidate(nodeid, i64::try_from(offset).unwrap_or(0));
         }
+        self.forgotten.notify_waiters();
     }
 
-    fn next(&self) -> Option<(u64, u64)> {
+    fn next(&self, nodeid: u64) -> Option<u64> {
         let mut pages = self.lock();
-        let next = pages.waiting.pop_first();
-        pages.is_running = next.is_some();
+        let next = pages.get_mut(&nodeid)?.take();
+        if next.is_none() {
+            pages.remove(&nodeid);
+        }
         next
     }
 
-    fn lock(&self) -> MutexGuard<'_, Pages> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Option<u64>>> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

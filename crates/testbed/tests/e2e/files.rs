@@ -142,6 +142,47 @@ fn what_is_appended_behind_another_mounts_bytes_does_not_hide_them() {
     }
 }
 
+/// The story: a log was followed on one mount and written on another one. The page in which it had ended stayed in
+/// the follower's kernel, with zeros behind the end, and was shown as soon as the kernel knew the new size. What was
+/// appended through a descriptor that was open then lay over the other mount's bytes.
+#[test]
+fn what_another_mount_appends_to_a_file_that_is_open_never_reads_as_zeros() {
+    let mut bed = Testbed::start().unwrap();
+    let (one, two) = (bed.mount("default").unwrap(), bed.mount("default").unwrap());
+    let mut model = pattern(1, 100);
+    write_synced(&two.path.join("log"), &model).unwrap();
+    let path = one.path.join("log");
+    let follower = OpenOptions::new().read(true).append(true).open(path).unwrap();
+    for round in 2..12 {
+        let mut buffer = vec![0; 10_000];
+        let length = read_full(&follower, &mut buffer, 0);
+        assert!(buffer[..length] == model, "round {round}: {length} bytes");
+        let old = model.len();
+        let mut file = OpenOptions::new().append(true).open(two.path.join("log")).unwrap();
+        let bytes = pattern(round, 100);
+        file.write_all(&bytes).unwrap();
+        drop(file);
+        model.extend(bytes);
+        // Every other time nobody asks for the size, but who reads at the end.
+        while round % 2 == 0 && follower.metadata().unwrap().len() < model.len() as u64 {
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let length = loop {
+            match read_full(&follower, &mut buffer, old as u64) {
+                0 => std::thread::sleep(std::time::Duration::from_millis(10)),
+                length => break length,
+            }
+        };
+        assert!(buffer[..length] == model[old..], "round {round}: {length} bytes");
+        (&follower).write_all(&[round as u8; 100]).unwrap();
+        model.extend([round as u8; 100]);
+        let length = read_full(&follower, &mut buffer, 0);
+        assert!(buffer[..length] == model, "round {round}, appended: {length} bytes");
+        follower.sync_all().unwrap();
+        assert!(std::fs::read(two.path.join("log")).unwrap() == model, "round {round}");
+    }
+}
+
 /// The story: whether a write goes to the end was taken from the flags of the open. The pages of a mapping
 /// come back through any descriptor, and landed at the end of the file; so did writes after O_APPEND was
 /// taken off.
