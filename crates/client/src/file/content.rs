@@ -42,11 +42,14 @@ pub(crate) struct Content {
     /// As the servers last said.
     pub attributes: Attributes,
     staleness: Staleness,
-    /// The newest version that was heard of, if it is newer than what is known here.
+    /// The newest version of others that was heard of.
     heard_version: u64,
     /// From where on others have changed what readers were shown: where the file ended then. Readers keep zeros
     /// behind that.
     outgrown: Option<u64>,
+    /// Bytes of ours lie over a newer version of others, and perhaps came before it: the servers know, and say so
+    /// when they are published.
+    is_over_newer: bool,
     /// The length, unpublished bytes included.
     size: u64,
     segments: SegmentMap,
@@ -134,6 +137,7 @@ impl Content {
             staleness: Staleness::default(),
             heard_version: 0,
             outgrown: None,
+            is_over_newer: false,
             segments,
             inline,
             unpublished: SegmentMap::default(),
@@ -179,16 +183,18 @@ impl Content {
     pub(crate) fn hears_of(&mut self, attributes: &Attributes) {
         let known = self.heard_version.max(self.attributes.content_version);
         if attributes.content_version > known && self.telling.is_none() {
-            self.heard_version = attributes.content_version;
             self.becomes_stale();
-            self.is_outgrown(attributes.size);
+            self.is_outgrown_by(attributes.content_version, attributes.size);
         }
     }
 
-    /// Others have made this size of the file. What readers have up to its end, as it was, stays good until an open.
-    fn is_outgrown(&mut self, size: u64) {
-        let from = self.size.min(size);
-        self.outgrown = Some(self.outgrown.map_or(from, |earlier| earlier.min(from)));
+    /// Others have made this version of the file. What readers have up to its end, as it was, stays good until an open.
+    fn is_outgrown_by(&mut self, version: u64, size: u64) {
+        if version > self.heard_version {
+            self.heard_version = version;
+            let from = self.size.min(size);
+            self.outgrown = Some(self.outgrown.map_or(from, |earlier| earlier.min(from)));
+        }
     }
 
     /// From where on readers are to forget what they were shown, before they are told the size.
@@ -219,7 +225,8 @@ impl Content {
             }
         }
         if attributes.content_version != self.attributes.content_version {
-            self.is_outgrown(attributes.size);
+            self.is_outgrown_by(attributes.content_version, attributes.size);
+            self.is_over_newer |= self.is_perhaps_applied();
         }
         for own in self.unpublished.iter() {
             segments.overlay(own.clone());
@@ -243,7 +250,8 @@ impl Content {
         }
         if before != known && attributes.content_version != known {
             self.becomes_stale();
-            self.is_outgrown(attributes.size);
+            self.is_outgrown_by(before, attributes.size);
+            self.is_over_newer |= self.is_perhaps_applied();
         }
         self.attributes = attributes;
         self.size = self.size.max(attributes.size);
@@ -261,6 +269,11 @@ impl Content {
     /// Where what was written here and is not published ends.
     pub(crate) fn written_end(&self) -> u64 {
         self.untold.end.max(self.telling.map_or(0, |telling| telling.end))
+    }
+
+    /// Whether bytes may be part of the file, or lie where it has others', without our knowing it.
+    fn is_perhaps_applied(&self) -> bool {
+        self.telling.is_some() || !self.sending.is_empty() || !self.kept.is_empty()
     }
 
     /// Bytes that are only here.
@@ -654,11 +667,16 @@ impl Content {
             None => {}
         }
         self.telling = None;
-        self.learn(attributes, before);
         let mut released = self.sending.remove(0, u64::MAX);
         for place in &publish.overwritten {
             released += self.confirmed(place.offset, place.end());
         }
+        if self.is_over_newer {
+            // What readers were shown of these, others may have replaced.
+            self.outgrown = Some(0);
+            self.is_over_newer = self.is_perhaps_applied();
+        }
+        self.learn(attributes, before);
         released
     }
 

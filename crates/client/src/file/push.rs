@@ -256,6 +256,7 @@ impl Inner {
                 let released = shared.content.published(publish, attributes, before);
                 // The answer is perhaps of a time before others' changes.
                 shared.content.becomes_stale_if(is_late);
+                self.tell_outgrown(&mut shared.content);
                 shared.progress += 1;
                 shared.settle_age();
                 drop(shared);

@@ -732,3 +732,64 @@ async fn who_hears_by_a_publish_that_others_made_the_file_longer_drops_its_end()
     assert_eq!(one.getattr(inode).await.unwrap().size, 200_100);
     assert_eq!(*wrong.lock().unwrap(), [(inode, 200_000)]);
 }
+
+/// Opens the file and reads it whole, as the kernel does for its pages. Gives whether it was to keep those it had.
+async fn opened_and_read(client: &Client, inode: InodeId) -> (bool, Vec<u8>) {
+    let opened = client.open(inode, OpenFlags::read_only()).await.unwrap();
+    let got = client.read(opened.handle, 0, 2_000_000).await.unwrap().concat();
+    client.release(opened.handle).await.unwrap();
+    (opened.keep_cache, got)
+}
+
+/// Found by a reader: bytes of a publish without an answer lay over what others had written after it, and the kernel
+/// kept them as the others' version when the answer had come.
+#[tokio::test(start_paused = true)]
+async fn pages_read_under_a_publish_without_an_answer_do_not_stay_after_it() {
+    let cluster = Cluster::new();
+    let one = cluster.client_with(|c| c.io_deadline = Some(Duration::from_secs(5))).await;
+    let other = cluster.client().await;
+    write(&other, "/f", &pattern(1, 200_000)).await;
+    let inode = one.resolve(b"/f", true).await.unwrap().inode;
+    let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    one.write(handle, 0, pattern(2, 5_000), false).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Meta(_, MetaRequest::Write { write: MetaWrite::Publish(_), .. }) => {
+            Some(Fault::AnswerLost)
+        }
+        _ => None,
+    });
+    one.flush(handle).await.unwrap_err();
+    cluster.heal();
+    let its = other.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    other.write(its, 0, pattern(3, 5_000), false).await.unwrap();
+    other.flush(its).await.unwrap();
+    let (_, got) = opened_and_read(&one, inode).await;
+    assert!(got[..5_000] == pattern(2, 5_000), "not known to be part of the file yet");
+    one.fsync(handle, false).await.unwrap();
+    let (keeps, got) = opened_and_read(&one, inode).await;
+    assert!(got[..5_000] == pattern(3, 5_000), "written after ours");
+    assert!(!keeps, "the kernel has ours");
+    assert!(opened_and_read(&one, inode).await.0);
+}
+
+/// As above, without any failure: what was overwritten in place waits for its publish, and others overwrite it, too.
+#[tokio::test(start_paused = true)]
+async fn pages_read_under_bytes_that_wait_for_their_publish_do_not_stay_after_it() {
+    let cluster = Cluster::new();
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    write(&other, "/f", &pattern(1, 1_000_000)).await;
+    let inode = one.resolve(b"/f", true).await.unwrap().inode;
+    let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    one.write(handle, 0, pattern(2, 1_000_000), false).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let its = other.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    other.write(its, 0, pattern(3, 5_000), false).await.unwrap();
+    other.flush(its).await.unwrap();
+    let (_, got) = opened_and_read(&one, inode).await;
+    assert!(got[..5_000] == pattern(2, 5_000), "not known to be part of the file yet");
+    one.flush(handle).await.unwrap();
+    let (keeps, got) = opened_and_read(&one, inode).await;
+    assert!(got[..5_000] == pattern(3, 5_000), "written after ours");
+    assert!(!keeps, "the kernel has ours");
+    assert!(opened_and_read(&one, inode).await.0);
+}
