@@ -158,6 +158,19 @@ impl Client {
         self.counted("setattr", self.inner.setattr(inode, changes)).await
     }
 
+    /// ftruncate(2): of an open file. Like a write, it is refused when our session expired after the open.
+    ///
+    /// # Errors
+    ///
+    /// `EBADF`, `ESTALE`, `EFBIG`.
+    pub async fn setattr_through(
+        &self,
+        handle: HandleId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        self.counted("setattr", self.inner.setattr_through(handle, changes)).await
+    }
+
     /// Target of a symbolic link.
     ///
     /// # Errors

@@ -116,7 +116,7 @@ impl MetaClient {
                 _ => self.opened_ticket(slot, partition, &mut retry).await?,
             };
             if generation.is_some_and(|generation| generation != ticket.generation) {
-                return Err(FsError::Stale("our session expired before the bytes were published"));
+                return Err(FsError::Stale("our session expired before the file was changed"));
             }
             let request = write_request(partition, &ticket, write.clone());
             match self.exchange(slot, &request, &mut retry).await {

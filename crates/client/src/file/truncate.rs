@@ -11,6 +11,7 @@ use super::content::FILE_BYTES_MAX;
 use crate::core::lock;
 use crate::error::FsError;
 use crate::flights::detach;
+use crate::handle::HandleId;
 use crate::inner::Inner;
 
 /// A truncation whose caller may be gone before it is answered: the kernel's pages are as they were then.
@@ -39,6 +40,27 @@ impl Inner {
         inode: InodeId,
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
+        self.setattr_under(None, inode, changes).await
+    }
+
+    /// The same through an open file, under the session of its open only: as for a write, what is known through it may
+    /// be nobody's any more, and others have gone on.
+    pub(crate) async fn setattr_through(
+        self: &Arc<Self>,
+        handle: HandleId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
+        let handle = self.files.handle(handle)?;
+        self.check_generation(&handle)?;
+        self.setattr_under(Some(handle.generation), handle.file.inode, changes).await
+    }
+
+    async fn setattr_under(
+        self: &Arc<Self>,
+        generation: Option<u64>,
+        inode: InodeId,
+        changes: AttributeChanges,
+    ) -> Result<Attributes, FsError> {
         if changes.size.is_some_and(|size| size > FILE_BYTES_MAX) {
             return Err(FsError::TooLarge);
         }
@@ -49,8 +71,8 @@ impl Inner {
         let file = self.files.get(inode);
         let changed = detach(&self.core.runtime, async move {
             let changed = match file {
-                Some(file) => inner.setattr_of_open(&file, changes).await,
-                None => inner.setattr_of_closed(inode, changes).await,
+                Some(file) => inner.setattr_of_open(&file, generation, changes).await,
+                None => inner.setattr_of_closed(inode, generation, changes).await,
             };
             if is_gone.load(Ordering::SeqCst) {
                 inner.pages.are_stale(inode);
@@ -65,12 +87,13 @@ impl Inner {
     async fn setattr_of_closed(
         &self,
         inode: InodeId,
+        generation: Option<u64>,
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
         if changes.size.is_some() {
             lock(&self.layouts).remove(&inode);
         }
-        let (attributes, before) = self.send_setattr(inode, changes).await?;
+        let (attributes, before) = self.send_setattr(inode, generation, changes).await?;
         if let Some(file) = self.files.get(inode) {
             let content = &mut file.shared().content;
             // It was opened meanwhile, and what it holds may be asked for before.
@@ -83,6 +106,7 @@ impl Inner {
     async fn setattr_of_open(
         self: &Arc<Self>,
         file: &Arc<FileState>,
+        generation: Option<u64>,
         changes: AttributeChanges,
     ) -> Result<Attributes, FsError> {
         let mut io = self.turn(file).await?;
@@ -96,7 +120,7 @@ impl Inner {
             self.settle(file, &mut io).await?;
         }
         file.shared().is_truncating = changes.size.is_some();
-        let sent = self.send_setattr(file.inode, changes).await;
+        let sent = self.send_setattr(file.inode, generation, changes).await;
         let mut shared = file.shared();
         shared.is_truncating = false;
         file.truncated.notify_waiters();
@@ -122,11 +146,13 @@ impl Inner {
     async fn send_setattr(
         &self,
         inode: InodeId,
+        generation: Option<u64>,
         changes: AttributeChanges,
     ) -> Result<(Attributes, u64), FsError> {
         self.attributes.forget(&inode);
         let write = MetaWrite::SetAttributes { inode, changes };
-        let answer = self.meta.write(inode, write).await.map_err(|e| self.by_inode(inode, e))?;
+        let sent = self.meta.write_under(generation, inode, write, &mut None).await;
+        let answer = sent.map_err(|e| self.by_inode(inode, e))?;
         let MetaAnswer::Changed { attributes, before } = answer else {
             return Err(FsError::Broken("setattr"));
         };

@@ -254,9 +254,30 @@ async fn an_expired_lease_makes_open_files_stale_and_nothing_else() {
     assert!(matches!(error, FsError::Stale(_)), "{error}");
     let error = client.read(opened.handle, 0, 10).await.unwrap_err();
     assert!(matches!(error, FsError::Stale(_)), "{error}");
+    let cut = AttributeChanges { size: Some(7), ..AttributeChanges::default() };
+    let error = client.setattr_through(opened.handle, cut).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "{error}");
     client.release(opened.handle).await.unwrap();
     write(&client, "/f", &pattern(2, 1000)).await;
     assert!(read(&client, "/f").await == pattern(2, 1000), "a new open writes again");
+}
+
+/// Found by a reader: a truncation through a descriptor whose session had expired was carried out, over what others
+/// had written since.
+#[tokio::test(start_paused = true)]
+async fn a_truncation_through_a_descriptor_is_not_carried_out_under_a_later_session() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    write(&client, "/f", &pattern(1, 1000)).await;
+    let inode = client.resolve(b"/f", true).await.unwrap().inode;
+    let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+    let cut = |size| AttributeChanges { size: Some(size), ..AttributeChanges::default() };
+    assert_eq!(client.setattr_through(handle, cut(900)).await.unwrap().size, 900);
+    cluster.lock().meta.sessions.clear();
+    let error = client.setattr_through(handle, cut(7)).await.unwrap_err();
+    assert!(matches!(error, FsError::Stale(_)), "it hears of it by this: {error}");
+    assert!(read(&cluster.client().await, "/f").await == pattern(1, 1000)[..900]);
+    assert_eq!(client.setattr(inode, cut(7)).await.unwrap().size, 7, "by its path");
 }
 
 /// Found by the simulation (seeds 17, 197): the lease ran out between the append and the publish, which was

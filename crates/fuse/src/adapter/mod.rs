@@ -164,7 +164,14 @@ impl Filesystem for Adapter {
         let (client, inode) = (self.client.clone(), inode(request));
         let changes = convert::changes(set);
         let timeout = self.client.timeouts().attributes;
-        let work = async move { client.setattr(inode, changes).await };
+        // ftruncate(2): as a write through that descriptor.
+        let truncated = set.fh.filter(|_| set.size.is_some()).map(HandleId);
+        let work = async move {
+            match truncated {
+                Some(handle) => client.setattr_through(handle, changes).await,
+                None => client.setattr(inode, changes).await,
+            }
+        };
         self.answer(request, reply, work, move |reply, attributes| {
             reply.attr(&attr(&attributes), timeout)
         });
