@@ -420,7 +420,7 @@ impl Inner {
                 Err(error) => return Err(error),
             },
         };
-        Ok(Some(UnderWay::removal(self, inode)))
+        Ok(Some(UnderWay::removal(self, inode).await))
     }
 }
 

@@ -192,8 +192,8 @@ pub(crate) struct Files {
     states: Mutex<BTreeMap<InodeId, Arc<FileState>>>,
     /// What is under way. Locked after `states`.
     opening: Mutex<BTreeMap<InodeId, under_way::Opening>>,
-    /// Told when a removal is over for which opens wait.
-    removed: Notify,
+    /// Told when a removal is over for which opens wait, or the word that a file may go, for which removals do.
+    answered: Notify,
     /// Deleted files that nobody uses here any more, and that the servers keep: they have not heard of it.
     unreleased: Mutex<BTreeSet<InodeId>>,
     handles: Mutex<BTreeMap<HandleId, Arc<Handle>>>,
@@ -208,7 +208,7 @@ impl Files {
         Files {
             states: Mutex::default(),
             opening: Mutex::default(),
-            removed: Notify::new(),
+            answered: Notify::new(),
             unreleased: Mutex::default(),
             handles: Mutex::default(),
             dirty: Mutex::default(),

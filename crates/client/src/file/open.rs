@@ -282,7 +282,7 @@ impl Inner {
             );
         }
         let held = std::mem::take(&mut file.shared().held);
-        if held && !self.files.hand_over(file.inode) {
+        if held {
             self.let_go(file.inode).await;
         }
         self.drop_extent(&mut io);
@@ -290,15 +290,18 @@ impl Inner {
         self.retire(&file);
     }
 
-    /// A deleted file that the servers kept for us may go. Without an answer they are told again later: they
-    /// keep it for as long as this client lives.
+    /// A deleted file that the servers kept for us may go, unless it is in use again. Without an answer they are told
+    /// again later: they keep it for as long as this client lives.
     pub(super) async fn let_go(&self, inode: InodeId) {
-        if let Err(error) = self.meta.write(inode, MetaWrite::Release { inode }).await {
-            tracing::debug!(%inode, %error, "a deleted file could not be let go");
-            if error.may_pass() {
-                lock(&self.files.unreleased).insert(inode);
-            }
+        if !self.files.begin_release(inode) {
+            return;
         }
+        let told = self.meta.write(inode, MetaWrite::Release { inode }).await;
+        if let Err(error) = &told {
+            tracing::debug!(%inode, %error, "a deleted file could not be let go");
+        }
+        let is_to_repeat = told.is_err_and(|error| error.may_pass());
+        self.files.end_release(inode, is_to_repeat);
     }
 
     /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that

@@ -3,17 +3,19 @@
 //! What is unlinked while it is open is kept by the servers, if the removal says so (`held`), until they are told
 //! that nobody uses it here any more. So each removal has to know of all uses, those whose open has no answer yet
 //! among them; a use that begins while a removal is under way that knows of none waits for that; and the word
-//! that the file may go follows the removal.
+//! that the file may go follows the removal. It says nothing of which removal it follows: while it is on its way no
+//! other one may have the servers keep the file, and it is not sent for a file that is in use again.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use milpa_types::InodeId;
 
-use super::Files;
+use super::{FileState, Files};
 use crate::core::lock;
 use crate::inner::Inner;
 
-/// Opens of one file that have no handle yet, and removals of its name that have no answer.
+/// Opens of one file that have no handle yet, and removals of its name and words that it may go that have no answer.
 #[derive(Default)]
 pub(super) struct Opening {
     count: u32,
@@ -22,6 +24,14 @@ pub(super) struct Opening {
     /// Removals of a file that nobody used when they began: the servers are not to keep it, and who opens it
     /// waits for them.
     removals: u32,
+    /// Words that it may go: a removal that has the servers keep it waits for them.
+    releases: u32,
+}
+
+impl Opening {
+    fn is_over(&self) -> bool {
+        self.count == 0 && self.removals == 0 && self.releases == 0
+    }
 }
 
 /// An open that has no handle yet: who removes the file's name meanwhile counts it as open. Or the removal of a
@@ -39,8 +49,8 @@ impl UnderWay {
         UnderWay { inner: Arc::clone(inner), inode, is_use: true }
     }
 
-    pub(crate) fn removal(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
-        let is_use = inner.files.begin_removal(inode);
+    pub(crate) async fn removal(inner: &Arc<Inner>, inode: InodeId) -> UnderWay {
+        let is_use = inner.files.begin_removal(inode).await;
         UnderWay { inner: Arc::clone(inner), inode, is_use }
     }
 
@@ -65,8 +75,8 @@ impl Files {
     /// Counts an open that has no handle yet. Waits no longer than a removal may take.
     async fn begin_open(&self, inode: InodeId) {
         loop {
-            let mut removed = std::pin::pin!(self.removed.notified());
-            removed.as_mut().enable();
+            let mut answered = std::pin::pin!(self.answered.notified());
+            answered.as_mut().enable();
             {
                 let mut openings = lock(&self.opening);
                 let opening = openings.entry(inode).or_default();
@@ -75,7 +85,7 @@ impl Files {
                     return;
                 }
             }
-            removed.await;
+            answered.await;
         }
     }
 
@@ -88,8 +98,10 @@ impl Files {
         if opening.count > 0 {
             return false;
         }
-        let held = opening.held;
-        openings.remove(&inode);
+        let held = std::mem::take(&mut opening.held);
+        if opening.is_over() {
+            openings.remove(&inode);
+        }
         match states.get(&inode).filter(|file| held && file.is_open()) {
             Some(file) => {
                 file.shared().held = true;
@@ -99,23 +111,35 @@ impl Files {
         }
     }
 
-    /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Who uses it
-    /// last lets it go, and not before the removal is over: it counts as an open.
-    fn begin_removal(&self, inode: InodeId) -> bool {
+    /// Before a file's name is removed: whether it is in use here, and the servers are to keep it. Waits no longer
+    /// than a word that it may go may take.
+    async fn begin_removal(&self, inode: InodeId) -> bool {
+        loop {
+            let mut answered = std::pin::pin!(self.answered.notified());
+            answered.as_mut().enable();
+            if let Some(is_use) = self.try_removal(inode) {
+                return is_use;
+            }
+            answered.await;
+        }
+    }
+
+    /// Who uses the file last lets it go, and not before the removal is over: it counts as an open. `None` while an
+    /// earlier word that it may go would undo that.
+    fn try_removal(&self, inode: InodeId) -> Option<bool> {
         let states = lock(&self.states);
         let mut openings = lock(&self.opening);
-        let file = states.get(&inode).filter(|file| file.is_open());
         let opening = openings.entry(inode).or_default();
-        if file.is_none() && opening.count == 0 {
+        if !is_used(&states, opening, inode) {
             opening.removals += 1;
-            return false;
+            return Some(false);
         }
-        if let Some(file) = file {
-            file.shared().held = true;
+        if opening.releases > 0 {
+            return None;
         }
         opening.count += 1;
-        opening.held = true;
-        true
+        leave_to_users(&states, opening, inode);
+        Some(true)
     }
 
     /// A removal is over that was not to hold the file.
@@ -123,24 +147,62 @@ impl Files {
         let mut openings = lock(&self.opening);
         if let Some(opening) = openings.get_mut(&inode) {
             opening.removals = opening.removals.saturating_sub(1);
-            if opening.removals == 0 && opening.count == 0 {
+            if opening.is_over() {
                 openings.remove(&inode);
             }
         }
         drop(openings);
-        self.removed.notify_waiters();
+        self.answered.notify_waiters();
     }
 
-    /// Leaves the letting go of a closed file to who is opening it.
-    pub(super) fn hand_over(&self, inode: InodeId) -> bool {
-        match lock(&self.opening).get_mut(&inode).filter(|opening| opening.count > 0) {
-            Some(opening) => {
-                opening.held = true;
-                true
-            }
-            None => false,
+    /// Before the servers are told that a file may go. False if it is in use again: that is left to who uses it.
+    pub(super) fn begin_release(&self, inode: InodeId) -> bool {
+        let states = lock(&self.states);
+        let mut openings = lock(&self.opening);
+        let opening = openings.entry(inode).or_default();
+        let is_used = is_used(&states, opening, inode);
+        if is_used {
+            leave_to_users(&states, opening, inode);
+        } else {
+            opening.releases += 1;
         }
+        if opening.is_over() {
+            openings.remove(&inode);
+        }
+        !is_used
     }
+
+    /// They have been told, or are to be told again: by who uses the file by now, or else later.
+    pub(super) fn end_release(&self, inode: InodeId, is_to_repeat: bool) {
+        let states = lock(&self.states);
+        let mut openings = lock(&self.opening);
+        let Some(opening) = openings.get_mut(&inode) else { return };
+        opening.releases = opening.releases.saturating_sub(1);
+        if is_to_repeat && is_used(&states, opening, inode) {
+            leave_to_users(&states, opening, inode);
+        } else if is_to_repeat {
+            lock(&self.unreleased).insert(inode);
+        }
+        if opening.is_over() {
+            openings.remove(&inode);
+        }
+        drop(openings);
+        self.answered.notify_waiters();
+    }
+}
+
+type States = BTreeMap<InodeId, Arc<FileState>>;
+
+fn is_used(states: &States, opening: &Opening, inode: InodeId) -> bool {
+    opening.count > 0 || states.get(&inode).is_some_and(|file| file.is_open())
+}
+
+/// Who uses the file last lets it go: who has it open, or whose open has no handle yet.
+fn leave_to_users(states: &States, opening: &mut Opening, inode: InodeId) {
+    if let Some(file) = states.get(&inode).filter(|file| file.is_open()) {
+        file.shared().held = true;
+    }
+    opening.held |= opening.count > 0;
 }
 
 #[cfg(test)]
@@ -161,7 +223,7 @@ mod tests {
         files.begin_open(inode).await;
         let empty = || Some(Content::from_parts(attributes, SegmentMap::default(), None));
         let file = files.attach(inode, 1, empty).unwrap();
-        assert!(files.hand_over(inode), "an open is under way");
+        assert!(!files.begin_release(inode), "an open is under way");
         assert!(!files.end_open(inode), "it is open");
         assert!(file.shared().held);
         assert!(files.opening.lock().unwrap().is_empty());

@@ -539,6 +539,47 @@ async fn a_deleted_file_is_let_go_after_its_partition_was_away() {
     assert!(!cluster.lock().meta.inodes.contains_key(&inode));
 }
 
+fn is_release(call: &Call<'_>) -> bool {
+    let Call::Meta(_, MetaRequest::Write { write, .. }) = call else { return false };
+    matches!(write, MetaWrite::Release { .. })
+}
+
+/// Found by a reader: the word that a deleted file may go was late, and took a file away that had been opened by
+/// another name, and unlinked, since.
+#[tokio::test(start_paused = true)]
+async fn a_late_release_does_not_take_what_is_open_again() {
+    // The word is not heard for long, or is on its way just then.
+    for seconds in [0, 100] {
+        let cluster = Cluster::new();
+        let client = cluster.client().await;
+        let opened = create(&client, "f").await;
+        let inode = opened.attributes.inode;
+        client.write(opened.handle, 0, pattern(1, 5000), false).await.unwrap();
+        client.flush(opened.handle).await.unwrap();
+        client.link(inode, InodeId::ROOT, &name("g")).await.unwrap();
+        client.unlink(InodeId::ROOT, &name("f")).await.unwrap();
+        match seconds {
+            0 => cluster.once(Fault::Hangs, is_release),
+            _ => cluster.rule(|call| is_release(call).then_some(Fault::Unreachable)),
+        }
+        client.release(opened.handle).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(seconds) + Duration::from_millis(1)).await;
+        let handle = client.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+        client.unlink(InodeId::ROOT, &name("g")).await.unwrap();
+        client.write(handle, 5000, pattern(2, 5000), false).await.unwrap();
+        client.flush(handle).await.unwrap();
+        cluster.heal();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        client.fsync(handle, false).await.unwrap();
+        assert_eq!(client.getattr(inode).await.unwrap().size, 10_000, "{seconds}");
+        let got = client.read(handle, 0, 20_000).await.unwrap().concat();
+        assert!(got == [pattern(1, 5000), pattern(2, 5000)].concat(), "{seconds}");
+        client.release(handle).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(100)).await;
+        assert!(!cluster.lock().meta.inodes.contains_key(&inode), "let go in the end, {seconds}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_lease_lives_until_a_shutdown_has_saved_all() {
     let cluster = Cluster::new();
