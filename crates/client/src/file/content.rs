@@ -276,6 +276,14 @@ impl Content {
         self.telling.is_some() || !self.sending.is_empty() || !self.kept.is_empty()
     }
 
+    /// Where what is to become part of the file ends.
+    fn remaining_end(&self) -> u64 {
+        let buffered =
+            [&self.dirty, &self.sending, &self.kept].map(|map| map.runs().last().copied());
+        let sent = self.unpublished.iter().last().map(Segment::end);
+        buffered.into_iter().flatten().map(|(_, end)| end).chain(sent).max().unwrap_or(0)
+    }
+
     /// Bytes that are only here.
     pub(crate) fn buffered_bytes(&self) -> u64 {
         self.unsent_bytes() + self.kept.bytes()
@@ -719,7 +727,8 @@ impl Content {
         let released = self.dirty.remove(size, u64::MAX)
             + self.sending.remove(size, u64::MAX)
             + self.confirmed(size, u64::MAX);
-        self.untold.end = self.untold.end.min(size);
+        // Not the new size: that the servers know, and others may have changed it again.
+        self.untold.end = self.remaining_end();
         self.size = size;
         self.learn(attributes, before);
         self.size = self.size.min(size.max(attributes.size));

@@ -814,3 +814,24 @@ async fn pages_read_under_bytes_that_wait_for_their_publish_do_not_stay_after_it
     assert!(!keeps, "the kernel has ours");
     assert!(opened_and_read(&one, inode).await.0);
 }
+
+/// Found by a reader: a publish that had nothing left to publish told how long the file was to be, and undid another
+/// client's truncation.
+#[tokio::test(start_paused = true)]
+async fn a_truncation_is_not_undone_by_a_publish_of_what_was_cut_before() {
+    for length in [100, 200_000] {
+        let cluster = Cluster::new();
+        let (one, other) = (cluster.client().await, cluster.client().await);
+        write(&other, "/f", &pattern(1, length)).await;
+        let inode = one.resolve(b"/f", true).await.unwrap().inode;
+        let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+        one.write(handle, length as u64, pattern(2, 100), false).await.unwrap();
+        let cut = |size| AttributeChanges { size: Some(size), ..AttributeChanges::default() };
+        one.setattr_through(handle, cut(50)).await.unwrap();
+        other.setattr(inode, cut(10)).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        one.fsync(handle, false).await.unwrap();
+        let got = read(&cluster.client().await, "/f").await;
+        assert!(got == pattern(1, length)[..10], "{length}: {} bytes", got.len());
+    }
+}
