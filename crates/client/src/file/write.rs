@@ -211,11 +211,12 @@ impl Inner {
         }
         let (inner, file) = (Arc::clone(self), Arc::clone(file));
         drop(self.core.runtime.spawn(async move {
-            let mut io = file.io.lock().await;
             // A writer that keeps up with us finds the next packets taken along, and those before become
-            // part of the file in time.
-            while let Ok(true) = Call::run(inner.push(&file, &mut io, scope, false)).await {
-                if scope == Scope::All {
+            // part of the file in time. Whoever waits for his turn has it in between.
+            loop {
+                let mut io = file.io.lock().await;
+                let pushed = Call::run(inner.push(&file, &mut io, scope, false)).await;
+                if !matches!(pushed, Ok(true)) || scope == Scope::All {
                     break;
                 }
                 let is_overdue = file.shared().is_overdue(inner.core.config.dirty_age_max);
@@ -223,7 +224,6 @@ impl Inner {
                     break;
                 }
             }
-            drop(io);
             file.shared().is_pushing = false;
         }));
     }

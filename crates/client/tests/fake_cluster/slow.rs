@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use milpa_client::OpenFlags;
 use milpa_types::{DataError, PartitionId};
 use milpa_wire::data::DataRequest;
 use tokio::time::Instant;
@@ -122,4 +123,36 @@ async fn a_quick_refusal_does_not_clear_a_slow_member() {
     }
     // In 84 seconds: one every five, and the refusal after it, for which it is avoided for two.
     assert!(*tries.lock().unwrap() <= 26, "{tries:?}");
+}
+
+/// Found by a reader: whoever sent a stream of a file kept the file's place as long as there was more of it, and
+/// another one's close of that file waited without end.
+#[tokio::test(start_paused = true)]
+async fn a_close_does_not_wait_for_the_end_of_anothers_stream() {
+    let cluster = Cluster::new();
+    let client = cluster.client_with(|config| config.buffer_bytes = 8 << 20).await;
+    let opened = create(&client, "f").await;
+    let other = client.open(opened.attributes.inode, OpenFlags::read_write()).await.unwrap();
+    cluster.rule(|call| match call {
+        Call::Data(_, DataRequest::Append(_)) => Some(Fault::Slow(Duration::from_millis(100))),
+        _ => None,
+    });
+    let streaming = async {
+        for at in (0..).step_by(1 << 20) {
+            client.write(opened.handle, at, pattern(1, 1 << 20), false).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let closing = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        client.write(other.handle, 0, pattern(2, 1), false).await.unwrap();
+        client.flush(other.handle).await
+    };
+    let closing = tokio::time::timeout(Duration::from_secs(6), closing);
+    let closed = tokio::select! {
+        closed = closing => closed,
+        () = streaming => unreachable!("it never ends"),
+    };
+    closed.expect("its turn comes").unwrap();
+    assert!(read(&cluster.client().await, "/f").await.starts_with(&pattern(2, 1)));
 }
