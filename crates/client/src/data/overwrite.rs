@@ -118,7 +118,7 @@ impl DataClient {
                 }
                 Trouble::Answered { error: DataError::NotHere, .. } => {
                     // The leader lacks the bytes; whether everybody does, the primary knows.
-                    if let Some(length) = self.lost(replacement.column).await {
+                    if let Some(length) = self.lost(&[replacement.column]).await {
                         return Err(DataError::Lost { length }.into());
                     }
                     // One that was made after they had been freed knows nothing of them.

@@ -61,14 +61,19 @@ impl DataClient {
         }
     }
 
-    /// How much of the extent of `column` there is, if the byte there is on no replica any more.
-    pub(crate) async fn lost(&self, column: Column) -> Option<u64> {
-        let view = self.core.views.current();
-        let partition = view.data(column.partition)?;
-        match self.try_members(&view, partition, column, 1).await.err()?.answer() {
-            Some(DataError::Lost { length }) => Some(*length),
-            _ => None,
+    /// How much of an extent there is, if some of these bytes of it, the last ones first, are on no replica any more.
+    pub(crate) async fn lost(&self, bytes: &[Column]) -> Option<u64> {
+        for column in bytes {
+            let view = self.core.views.current();
+            let partition = view.data(column.partition)?;
+            match self.try_members(&view, partition, *column, 1).await.err()?.answer()? {
+                DataError::Lost { length } => return Some(*length),
+                // Freed, which says nothing of those before it.
+                DataError::NoExtent => {}
+                _ => return None,
+            }
         }
+        None
     }
 
     /// Whether all members say that the extent of `column` was removed, or the byte there freed.

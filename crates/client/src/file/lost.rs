@@ -67,18 +67,19 @@ impl Inner {
         let gone = self.gone_extents(file).await;
         // Not known while members are away.
         let torn = self.flush_but_lost(file).await.unwrap_or_default();
-        let (mut lost, mut known) = (Vec::new(), BTreeSet::new());
-        for column in unflushed.iter().rev().filter_map(last_byte) {
-            let Column { partition, extent, .. } = column;
-            if known.contains(&(partition, extent)) {
-                continue;
-            }
-            let length = match gone.contains(&(partition, extent)) {
+        let mut ends = BTreeMap::new();
+        for (key, bytes) in last_bytes(&unflushed) {
+            let length = match gone.contains(&key) {
                 true => Some(0),
-                false => self.data.lost(column).await,
+                false => self.data.lost(&bytes).await,
             };
-            if let Some(from) = length {
-                known.insert((partition, extent));
+            ends.extend(length.map(|length| (key, length)));
+        }
+        let mut lost = Vec::new();
+        for Column { partition, extent, offset } in unflushed.iter().rev().filter_map(last_byte) {
+            let key = (partition, extent);
+            if let Some(from) = ends.get(&key).copied().filter(|from| *from <= offset) {
+                ends.remove(&key);
                 lost.push(LostRange { partition, extent, from, until: u64::MAX });
             }
         }
@@ -155,12 +156,8 @@ impl Inner {
     /// that were removed everywhere: all else of them was freed, so what power left was of no use.
     pub(super) async fn gone_extents(&self, file: &FileState) -> Gone {
         let unflushed = file.shared().content.unflushed_segments();
-        let mut by_extent: BTreeMap<_, Vec<Column>> = BTreeMap::new();
-        for column in unflushed.iter().filter_map(last_byte) {
-            by_extent.entry((column.partition, column.extent)).or_default().push(column);
-        }
         let mut gone = Gone::new();
-        for (extent, columns) in by_extent {
+        for (extent, columns) in last_bytes(&unflushed) {
             let mut is_gone = true;
             for column in columns {
                 is_gone = is_gone && self.data.is_gone(column).await;
@@ -187,7 +184,7 @@ impl Inner {
             let Some(last) = last_byte(segment) else { break };
             let length = match gone.contains(&(last.partition, last.extent)) {
                 true => Some(0),
-                false => self.data.lost(last).await,
+                false => self.data.lost(&[last]).await,
             };
             let Some(length) = length else { break };
             let first = (last.offset + 1).saturating_sub(segment.length);
@@ -199,6 +196,18 @@ impl Inner {
         }
         end.max(written)
     }
+}
+
+/// Where the last bytes of segments are, by their extents, those at its end first.
+fn last_bytes(segments: &[Segment]) -> BTreeMap<(PartitionId, ExtentId), Vec<Column>> {
+    let mut extents: BTreeMap<_, Vec<Column>> = BTreeMap::new();
+    for column in segments.iter().filter_map(last_byte) {
+        extents.entry((column.partition, column.extent)).or_default().push(column);
+    }
+    for bytes in extents.values_mut() {
+        bytes.sort_unstable_by_key(|column| std::cmp::Reverse(column.offset));
+    }
+    extents
 }
 
 /// Where the last byte of a segment is.

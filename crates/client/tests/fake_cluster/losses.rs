@@ -542,3 +542,28 @@ async fn a_member_that_cannot_answer_just_then_may_have_what_another_has_lost() 
         assert!(there == pattern(1, 200_000), "{fault:?}");
     }
 }
+
+/// Found by a reader: to find out what was lost, members were asked once for each piece of the file.
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_is_asked_once_for_each_extent() {
+    let cluster = Cluster::new();
+    let client = cluster.client().await;
+    let opened = create(&client, "f").await;
+    for at in (0..300).map(|piece| piece * 8192) {
+        client.write(opened.handle, at, pattern(1, 1000), false).await.unwrap();
+    }
+    client.flush(opened.handle).await.unwrap();
+    cluster.lock().data.keep(100_000);
+    let asked = Arc::new(Mutex::new(0));
+    let asks = Arc::clone(&asked);
+    cluster.rule(move |call| {
+        *asks.lock().unwrap() += u32::from(is_read(call));
+        None
+    });
+    assert!(client.fsync(opened.handle, false).await.is_err());
+    client.fsync(opened.handle, false).await.unwrap();
+    let left = cluster.lock().meta.inodes[&opened.attributes.inode].segments.len();
+    assert_eq!(left, 100);
+    let asked = *asked.lock().unwrap();
+    assert!(asked < 20, "{asked} reads");
+}
