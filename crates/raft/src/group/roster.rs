@@ -2,10 +2,11 @@
 //!
 //! Raft's log forgets who the members are: what was committed is known after a restart only as far as
 //! somebody had written it down. A voter that restarts may so find itself in a configuration of the past and
-//! be elected by others who are in it too. With the library's rules that is harmless: the configurations
-//! of the past and of the present have a voter in common, who refuses. But the survivor of two
-//! ([`super::alone`]) went on without such a voter. When the lost one is back, and one that had been removed
-//! before, the two can elect a leader (simulation, seed 5228); and a follower takes the word of any
+//! be elected by others who are in it too. With the library's rules that is harmless while it is the last configuration but one that its
+//! log knows of (`RecoveredGroup::committed_change` sees to that; those two changes ago need not have anybody in
+//! common with those of today). Then it has a voter in common with those who committed what this one lacks, and that voter
+//! refuses. But the survivor of two ([`super::alone`]) went on without such a voter. When the lost one is back, and one that
+//! had been removed before, the two can elect a leader (simulation, seed 5228); and a follower takes the word of any
 //! leader of a higher term.
 //!
 //! The owner knows better: its configurations are numbered by somebody who gives each number once (the

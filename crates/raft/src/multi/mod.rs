@@ -176,6 +176,7 @@ impl MultiRaft {
             newer.is_none() && recovered.term_at(delivered.index) == Some(delivered.term)
         });
         let delivered = delivered.map_or(0, |delivered| delivered.index);
+        let changed = newer.map_or_else(|| recovered.committed_change(), |_| 0);
         let (mark, members) = match newer {
             Some(snapshot) => (snapshot.position, snapshot.members.clone()),
             None => (recovered.mark, recovered.members),
@@ -189,8 +190,9 @@ impl MultiRaft {
         let hard = HardState {
             term: recovered.term.max(mark.term),
             vote: vote.map_or(raft::INVALID_ID, raft_id),
-            // What came out of the log had been committed, whether or not the log was told.
-            commit: recovered.commit.max(applied).max(delivered).max(mark.index),
+            // What came out of the log had been committed, whether or not the log was told. That all changes of the members
+            // but the last are must be known: who left with them would elect a member of two configurations ago.
+            commit: recovered.commit.max(applied).max(delivered).max(changed).max(mark.index),
             ..HardState::default()
         };
         let mut log = MemLog::new(mark, members.clone(), hard, entries);

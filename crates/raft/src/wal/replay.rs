@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use milpa_types::{NodeId, PartitionId};
 
 use super::format::RecordHeader;
-use super::record::{LogEntry, Record, Stored, TRACE_SHAPE, TRACE_VOTE, TraceLine};
+use super::record::{EntryKind, LogEntry, Record, Stored, TRACE_SHAPE, TRACE_VOTE, TraceLine};
 use crate::types::{LogPosition, Members};
 
 /// One group, as the log had it.
@@ -33,6 +33,14 @@ impl RecoveredGroup {
         let above = index.checked_sub(self.mark.index + 1)?;
         let entry = self.entries.get(usize::try_from(above).ok()?)?;
         Some(entry.position.term)
+    }
+
+    /// The last change of the members but one in the log, 0 for none: it is committed, whether or not that was written
+    /// down. A leader puts a change behind another one only after that one has come out of its log, and a new leader only
+    /// after all that it found there has.
+    pub(crate) fn committed_change(&self) -> u64 {
+        let changes = self.entries.iter().rev().filter(|entry| entry.kind == EntryKind::Change);
+        changes.map(|change| change.position.index).nth(1).unwrap_or_default()
     }
 }
 

@@ -147,3 +147,56 @@ fn who_is_lost_meanwhile_is_not_waited_for() {
     });
     world.check();
 }
+
+/// Found by a reader: a voter that had been away for a moment took both halves of a change with one flush, and all power
+/// went before the next one. It came back into the configuration before the change, and was elected there by the one who
+/// had left: what the others had acknowledged since was replaced.
+#[test]
+fn who_left_elects_nobody_who_has_seen_it_leave() {
+    for seed in 0..20 {
+        let mut world = world(seed, 4);
+        world.found(1, &[0, 1, 2]);
+        world.until("a leader", |world| world.leader(1) == Some(0));
+        world.multi(3).create_group(GROUP, &[], &[], false);
+        world.nodes[3].machines.entry(GROUP).or_default();
+        let nodes = |list: &[u32]| list.iter().map(|&i| NodeId(i)).collect::<Vec<_>>();
+        let members =
+            |world: &mut World, i| world.multi(i).status(GROUP).map(|status| status.members);
+        let joins = MemberChange { voters: nodes(&[0, 1, 2]), learners: nodes(&[3]) };
+        world.multi(0).propose_change(GROUP, &joins, &[], Bytes::new()).unwrap();
+        world.until("it learns", |world| {
+            (0..4).all(|i| members(world, i).is_some_and(|it| it.learners == [NodeId(3)]))
+        });
+        world.run(600);
+        let before = world.nodes[1].machines[&GROUP].clone();
+        world.nodes[1].paused_until_ms = u64::MAX;
+        let change = MemberChange { voters: nodes(&[0, 1, 3]), learners: vec![] };
+        let wanted = Members::new(&change.voters, &[]);
+        world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
+        world.until("the change", |world| members(world, 0).as_ref() == Some(&wanted));
+        let left = world.multi(0).status(GROUP).unwrap().last_index;
+        world.cut.insert((NodeId(0), NodeId(1)));
+        let position = world.propose(1, "acknowledged".into()).unwrap();
+        world.until("it is acknowledged", |world| {
+            world.acknowledged.contains_key(&(GROUP, position))
+        });
+        // Nobody is heard any more but by what is on its way.
+        for other in [0, 2, 3] {
+            world.crash(other, 1 << 40);
+        }
+        world.nodes[1].paused_until_ms = 0;
+        world.until("one flush", |world| world.multi(1).status(GROUP).unwrap().persisted == left);
+        world.crash(1, 10);
+        // Its state machine had not been flushed since.
+        world.nodes[1].machines.insert(GROUP, before);
+        world.nodes[2].restart_ms = world.now_ms;
+        world.cut.clear();
+        world.run(3_000);
+        assert_eq!(world.leader(1), None, "seed {seed}");
+        world.nodes[3].restart_ms = world.now_ms;
+        world.until("one leads who has it all", |world| world.leader(1) == Some(3));
+        world.run(1_000);
+        world.check();
+        assert_eq!(members(&mut world, 1), Some(wanted));
+    }
+}

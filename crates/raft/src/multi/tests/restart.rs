@@ -6,6 +6,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
+use crate::convert::{Change, REMOVED, VOTER};
 use crate::message::{Body, Message};
 use crate::wal::{EntryKind, LogEntry, MemoryStorage, Wal, WalOptions};
 
@@ -109,6 +110,33 @@ fn what_the_owner_has_seen_come_out_of_the_log_is_committed() {
     assert_eq!(commit(2, 12), 12);
     assert_eq!(commit(1, 12), 10, "another entry");
     assert_eq!(commit(2, 14), 10, "the log has lost it");
+}
+
+/// Found by a reader: a voter took two changes with one flush, and lost power before the next one. It came back into the
+/// configuration before both, where those who had been let go could elect it. Who appended the second change had seen the
+/// first come out of the log: all but the last are committed.
+#[test]
+fn all_changes_in_a_log_but_the_last_are_committed() {
+    let change = |index, steps: Vec<(u8, u32)>| {
+        let change = Change { steps, context: Vec::new() };
+        let context = postcard::to_stdvec(&change).unwrap().into();
+        let position = LogPosition { term: 2, index };
+        LogEntry { position, kind: EntryKind::Change, context, data: Bytes::from_static(b"x") }
+    };
+    let leave = LogEntry { context: Bytes::new(), data: Bytes::new(), ..change(13, vec![]) };
+    let mut group = uncommitted();
+    group.members = Members::new(&[0, 1, 2].map(NodeId), &[NodeId(3)]);
+    group.entries[0] = change(11, vec![(VOTER, 3), (REMOVED, 2)]);
+    group.entries[2] = leave;
+    let mut multi = MultiRaft::new(NodeId(1), RaftConfig::default(), 1).unwrap();
+    let recovered = Recovered { groups: vec![group], ..Recovered::default() };
+    assert!(multi.recover(recovered, &BTreeMap::new(), 0).is_empty());
+    while multi.has_work() {
+        let _ = multi.turn(0);
+    }
+    let GroupStatus { commit, members, .. } = multi.status(GROUP).unwrap();
+    assert_eq!((commit, members.voters), (11, [0, 1, 3].map(NodeId).to_vec()));
+    assert_eq!(members.outgoing, [0, 1, 2].map(NodeId));
 }
 
 fn entries(term: u64, indexes: std::ops::RangeInclusive<u64>) -> Vec<LogEntry> {
