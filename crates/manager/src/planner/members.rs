@@ -150,6 +150,19 @@ pub(super) fn leader_report<'a>(
     leaders.max_by_key(|(_, report)| report.term)
 }
 
+/// Whether a voter of the group does what it is for, whether or not it is to stay: its node is heard and has the replica, not
+/// a damaged one, and it is current.
+pub(super) fn takes_part(
+    view: View<'_>,
+    record: &MetaRecord,
+    (leader, report): (NodeId, &MetaPartitionReport),
+    voter: NodeId,
+) -> bool {
+    let has_it = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
+    let is_current = voter == leader || report.current.contains(&voter);
+    is_heard(view, voter) && has_it(voter).is_some() && is_current
+}
+
 fn has_members(report: &MetaPartitionReport, members: &[NodeId]) -> bool {
     are_same(&report.voters, members)
 }

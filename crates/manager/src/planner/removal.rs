@@ -5,25 +5,21 @@ use milpa_types::{ManagerError, NodeId, PartitionId, Role};
 use milpa_wire::meta::MetaPartitionReport;
 
 use super::View;
-use super::members::leader_report;
+use super::members::{leader_report, takes_part};
 use super::repair::{can_serve, holds};
-use crate::core::MEMBERS_MIN;
+use crate::core::{MEMBERS_MIN, MetaRecord};
 
-/// Meta partitions that are to have other members than this node, and whose groups may not know it yet.
+/// Meta partitions that are to have other members than this node, and whose groups may not know it yet: what counts is
+/// what the leader says of its voters, and without a leader nobody can say.
 pub fn counted_on(view: View<'_>, node: NodeId) -> impl Iterator<Item = PartitionId> {
-    let may_count = move |partition| {
-        let record = view.state.meta_partition(partition)?;
-        let is_decided = record.joining.is_none() && !record.members.contains(&node);
+    let may_count = move |record: &&MetaRecord| {
+        let is_decided = record.joining != Some(node) && !record.members.contains(&node);
         let says_no = |(_, report): (NodeId, &MetaPartitionReport)| !report.voters.contains(&node);
-        (is_decided && !leader_report(view, record).is_some_and(says_no)).then_some(partition)
+        is_decided && !leader_report(view, record).is_some_and(says_no)
     };
     let is_meta = view.state.node(node).is_some_and(|known| known.role == Role::Meta);
-    // The task of a partition ends when its group has the members decided. One is taken out without a task.
-    let target = usize::from(view.policy.meta_replicas);
-    let changing = view.state.meta_partitions().filter(move |record| {
-        is_meta && (record.members.len() < target || view.state.task(record.id).is_some())
-    });
-    changing.filter_map(move |record| may_count(record.id))
+    let records = view.state.meta_partitions().filter(move |_| is_meta);
+    records.filter(may_count).map(|record| record.id)
 }
 
 /// Refuses to let go of a node that a group may need to make its change. The state is asked now too, not only
@@ -53,13 +49,40 @@ pub fn check(view: View<'_>, node: NodeId) -> Result<(), ManagerError> {
             });
         }
     }
+    for record in view.state.meta_partitions().filter(|record| record.members.contains(&node)) {
+        check_voters(view, record, node)?;
+    }
     match counted_on(view, node).next() {
         None => Ok(()),
         Some(partition) => Err(ManagerError::Refused {
             reason: format!(
-                "meta partition {partition} has not taken over its new members yet and may still \
-                 count on node {node}: repeat this when `milpa task list` shows no task for it"
+                "meta partition {partition} has not taken over its new members yet, or has no leader to \
+                 say so, and may still count on node {node}: repeat this when it has"
             ),
         }),
     }
+}
+
+/// Whether a group has a majority without one of its members: what its leader says, of whom is there and has the replica. The
+/// state knows only whose node is heard.
+fn check_voters(view: View<'_>, record: &MetaRecord, node: NodeId) -> Result<(), ManagerError> {
+    let refuse = |reason: String| Err(ManagerError::Refused { reason });
+    let Some(lead) = leader_report(view, record) else {
+        return refuse(format!(
+            "meta partition {} has no leader and may need node {node}: bring back one of its nodes first",
+            record.id
+        ));
+    };
+    let voters = &lead.1.voters;
+    let serves = |voter: &&NodeId| **voter != node && takes_part(view, record, lead, **voter);
+    let (left, all) = (voters.iter().filter(serves).count(), voters.len());
+    if left * 2 > all {
+        return Ok(());
+    }
+    refuse(format!(
+        "meta partition {} has {left} of {all} voters in service without node {node}, and needs {}: bring back one of its \
+         nodes first, or wait until it is repaired",
+        record.id,
+        all / 2 + 1,
+    ))
 }

@@ -332,7 +332,7 @@ fn a_drained_meta_node_is_not_let_go_while_a_group_may_count_on_it() {
     }
     assert_eq!(world.log.state.replicas_on(leaving, None), 0);
     let refused = removal::check(world.view(), leaving).unwrap_err().to_string();
-    assert!(refused.contains("meta partition 1 has not taken over its new members"), "{refused}");
+    assert!(refused.contains("meta partition 1 has not taken over its new members yet"), "{refused}");
     let drain = |world: &World| crate::view::tasks(world.view()).pop().unwrap();
     assert_eq!(drain(&world).total - drain(&world).done, 1);
     // Its leader is lost: nobody can say what the group does.
@@ -345,6 +345,43 @@ fn a_drained_meta_node_is_not_let_go_while_a_group_may_count_on_it() {
     assert_eq!(drain(&world).done, drain(&world).total);
     removal::check(world.view(), leaving).unwrap();
     assert_eq!(world.log.apply(CommandV1::RemoveNode { node: leaving }), Applied::Done);
+}
+
+/// Found by a reader: a damaged replica counted as a member in service, as its node was heard.
+#[test]
+fn a_meta_node_is_not_removed_that_a_group_needs_beside_a_damaged_replica() {
+    let mut world = roomy(3, 3);
+    let (stopped, partition) = (NodeId(102), PartitionId(1));
+    damage(&mut world, NodeId(103), partition);
+    world.down.insert(stopped);
+    world.wait(4_000);
+    let refused = removal::check(world.view(), stopped).unwrap_err().to_string();
+    assert!(refused.contains("1 of 3 voters in service without node 102"), "{refused}");
+}
+
+/// Found by the same: a partition counted on a node as long as it had a task, which ends when the one that is to replace
+/// the node is lost.
+#[test]
+fn a_drained_meta_node_is_not_let_go_though_the_one_in_its_place_is_lost() {
+    let mut world = roomy(4, 3);
+    let (leaving, partition) = (NodeId(101), PartitionId(1));
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    for _ in 0..200 {
+        world.pass();
+        let record = world.log.state.meta_partition(partition).unwrap();
+        if !record.members.contains(&leaving) {
+            world.stuck.insert(partition);
+        }
+    }
+    damage(&mut world, NodeId(104), partition);
+    world.wait(4_000);
+    assert!(world.log.state.task(partition).is_none());
+    assert_eq!(removal::counted_on(world.view(), leaving).collect::<Vec<_>>(), [partition]);
+    removal::check(world.view(), leaving).unwrap_err();
+    // Nor while nobody can say what the group does.
+    world.down.extend(nodes(&[102, 103]));
+    world.wait(4_000);
+    removal::check(world.view(), leaving).unwrap_err();
 }
 
 #[test]
