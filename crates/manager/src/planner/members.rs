@@ -245,7 +245,8 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
 }
 
 /// Whether those who stay can go on without those who go: the group might make the change with the help of whom it
-/// takes out, and stand still. Without replacement all who stay have to be there.
+/// takes out, and stand still. Without replacement all who stay have to be there; otherwise a majority, and no fewer than
+/// serve before: who has to go and serves waits for who takes its place.
 fn can_go_on(
     view: View<'_>,
     record: &MetaRecord,
@@ -257,8 +258,10 @@ fn can_go_on(
     }
     let is_there = |node: &&NodeId| **node == leader || report.current.contains(node);
     let (there, all) = (record.members.iter().filter(is_there).count(), record.members.len());
+    let takes_part = |node: &&NodeId| takes_part(view, record, (leader, report), **node);
+    let serving = report.voters.iter().filter(takes_part).count();
     let is_shrunk = all < target(view);
-    there >= if is_shrunk { all } else { all / 2 + 1 }
+    there >= if is_shrunk { all } else { serving.max(all / 2 + 1).min(all) }
 }
 
 /// Whether the partition has all its replicas, in service and current, and each knows the others: only then

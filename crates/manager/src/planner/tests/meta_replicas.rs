@@ -332,7 +332,10 @@ fn a_drained_meta_node_is_not_let_go_while_a_group_may_count_on_it() {
     }
     assert_eq!(world.log.state.replicas_on(leaving, None), 0);
     let refused = removal::check(world.view(), leaving).unwrap_err().to_string();
-    assert!(refused.contains("meta partition 1 has not taken over its new members yet"), "{refused}");
+    assert!(
+        refused.contains("meta partition 1 has not taken over its new members yet"),
+        "{refused}"
+    );
     let drain = |world: &World| crate::view::tasks(world.view()).pop().unwrap();
     assert_eq!(drain(&world).total - drain(&world).done, 1);
     // Its leader is lost: nobody can say what the group does.
@@ -586,6 +589,39 @@ fn another_is_made_when_one_that_is_decided_dies_before_the_group_has_gone_on_to
     let record = world.log.state.meta_partition(partition).unwrap();
     assert!(record.members.contains(&stays), "{record:?}");
     assert!(!record.members.iter().any(|node| world.down.contains(node)), "{record:?}");
+}
+
+/// Found by a reader: of three well ones one was drained, and its place was taken by a node that had died since that was
+/// decided: the group went from three copies to two, of which each was needed.
+#[test]
+fn a_drained_one_that_serves_stays_when_the_one_that_is_decided_in_its_place_dies() {
+    let mut world = roomy(5, 3);
+    let partition = PartitionId(1);
+    let leaving = NodeId(103);
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    let decided = |world: &World| {
+        let members = world.log.state.meta_partition(partition).unwrap().members.clone();
+        (!members.contains(&leaving)).then(|| *members.iter().max().unwrap())
+    };
+    while decided(&world).is_none() {
+        let learns = |held: &BTreeMap<PartitionId, MetaPartitionReport>| {
+            held.get(&partition).is_some_and(|report| !report.learners.is_empty())
+        };
+        if world.meta.values().any(learns) {
+            world.stuck.insert(partition);
+        }
+        world.pass();
+    }
+    let new = decided(&world).unwrap();
+    world.down.insert(new);
+    world.stuck.clear();
+    for _ in 0..world.policy.dead_after_ms / 200 + 200 {
+        world.pass();
+        let voters = &world.meta[&NodeId(101)][&partition].voters;
+        assert!(!voters.contains(&new), "{voters:?}");
+    }
+    world.settle();
+    check_whole_without(&world, leaving);
 }
 
 /// A founder that is damaged before it has said once that it is there was waited for, for ever.
