@@ -17,6 +17,7 @@ use super::inbox::{Asker, Event, done};
 use super::replica::Replica;
 use super::responder::Responder;
 use super::shell::{Shell, refusal};
+use super::snapshots::IDLE_MS;
 use crate::core::Command;
 
 /// Replicas on one node, so that a mad manager cannot fill the disk with empty ones.
@@ -113,14 +114,18 @@ impl Shell {
         let joins = definition.joins;
         info!(%partition, volume = %definition.volume, slot = %definition.slot, joins,
             "new partition");
-        if joins {
+        let mut replica = if joins {
             self.join_group(multi, partition);
-            self.replicas.insert(partition, Replica::joining(definition));
+            Replica::joining(definition)
         } else {
             let campaign = definition.members.first() == Some(&self.ctx.node);
             multi.create_group(partition, &definition.members, &[], campaign);
-            self.replicas.insert(partition, Replica::founded(definition));
-        }
+            Replica::founded(definition)
+        };
+        let now = now_ms();
+        replica.log.due_ms = now + IDLE_MS;
+        replica.log.scrub_due_ms = self.ctx.next_scrub_ms(now);
+        self.replicas.insert(partition, replica);
     }
 
     /// Takes part in a group that exists, without a vote until it has caught up. Another replica may have been

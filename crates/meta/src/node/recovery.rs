@@ -21,6 +21,7 @@ use super::metrics::Metrics;
 use super::replica::{FOUNDED, Replica};
 use super::shell::Shell;
 use super::snapshot_store::{SnapshotStore, Stored};
+use super::snapshots::IDLE_MS;
 use crate::core::Partition;
 
 /// Why a replica that was refused is not served after a restart either.
@@ -154,8 +155,8 @@ impl Shell {
             None => Replica::founded(definition),
         };
         replica.started = one.started;
-        replica.log.begun_ms = now_ms();
-        replica.log.verified_ms = self.ctx.verified_at_start(now_ms());
+        replica.log.due_ms = now_ms() + IDLE_MS;
+        replica.log.scrub_due_ms = self.ctx.first_scrub_ms(now_ms());
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
                 (status.role, status.term, status.leader);
@@ -227,7 +228,7 @@ mod tests {
     use crate::config::MetaNodeConfig;
     use crate::node::context::Context;
     use crate::node::inbox::Inbox;
-    use crate::node::snapshots::SnapshotJob;
+    use crate::node::snapshots::{RETRY_MS, SnapshotJob, is_due};
 
     const NODE: NodeId = NodeId(101);
     const PARTITION: PartitionId = PartitionId(7);
@@ -309,5 +310,30 @@ mod tests {
             assert!(shell.deleting.is_empty());
         };
         tokio::task::LocalSet::new().run_until(recovering).await;
+    }
+
+    /// Found by a reader: clocks begin with the process, so that "verified some time within the last two weeks" was at its
+    /// beginning for nearly all: they were read again all at once after two weeks, and never where nodes start more often.
+    /// In the same way half a minute became ten.
+    #[tokio::test]
+    async fn what_is_due_after_a_start_is_due_soon_and_not_all_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let period_ms = shell.ctx.config.scrub_period_s * 1_000;
+        let dues: Vec<u64> = (0..100).map(|_| shell.ctx.first_scrub_ms(1_000)).collect();
+        let half_ms = 1_000 + period_ms / 2;
+        assert!(dues.iter().all(|due| (1_000..1_000 + period_ms).contains(due)), "{dues:?}");
+        assert!((20..80).contains(&dues.iter().filter(|due| **due < half_ms).count()), "{dues:?}");
+
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        let mut replica = Replica::founded(definition());
+        replica.applied.index += 1;
+        let identity = Rc::clone(&replica.identity);
+        shell.replicas.insert(PARTITION, replica);
+        shell.snapshot_written(&mut multi, PARTITION, &identity, None);
+        let is_due = |after_ms: u64| {
+            is_due(&shell.replicas[&PARTITION], u64::MAX, u64::MAX, now_ms() + after_ms)
+        };
+        assert!(!is_due(RETRY_MS / 2) && is_due(RETRY_MS));
     }
 }

@@ -131,10 +131,11 @@ pub(crate) struct LogGrowth {
     /// Log index of the snapshot before it; 0 for none. The log is kept from here on, so that a
     /// rotten newest snapshot loses nothing.
     pub previous: u64,
-    /// When the last one was begun, in milliseconds.
-    pub begun_ms: u64,
-    /// When all were known to be as they were written, in milliseconds.
-    pub verified_ms: u64,
+    /// When one is written though little has changed, in milliseconds. (Not when the last one was: clocks begin with the process,
+    /// and what lies before that cannot be said.)
+    pub due_ms: u64,
+    /// When all are read again, in milliseconds.
+    pub scrub_due_ms: u64,
     /// A follower waits for one, or one has rotted.
     pub wanted: bool,
     /// Those that have rotted and are to be set aside when there is another.

@@ -22,30 +22,36 @@ use super::snapshot_store::SnapshotStore;
 use super::snapshots::{JOBS_MAX, RETRY_MS, SnapshotJob};
 
 impl Context {
-    /// When the snapshots of a replica that has just been read count as verified: some time within the last period,
-    /// by lot. The start has read the newest only, and from the page cache perhaps; and it need not be all at once.
-    pub(super) fn verified_at_start(&self, now: u64) -> u64 {
-        let share = entropy::u64().unwrap_or_default() % self.scrub_period_ms().max(1);
-        now.saturating_sub(share)
+    /// When the snapshots of a replica that has just been read are read again: some time within a period, by lot. The
+    /// start has read the newest only, and from the page cache perhaps; it need not be all at once, nor on
+    /// nodes alone that run for a whole period.
+    pub(super) fn first_scrub_ms(&self, now: u64) -> u64 {
+        let share = entropy::u64().unwrap_or_default();
+        self.scrub_period_ms().map_or(u64::MAX, |period_ms| now + share % period_ms)
     }
 
-    fn scrub_period_ms(&self) -> u64 {
-        self.config.scrub_period_s.saturating_mul(1_000)
+    /// When they are read again after that.
+    pub(super) fn next_scrub_ms(&self, now: u64) -> u64 {
+        self.scrub_period_ms().map_or(u64::MAX, |period_ms| now.saturating_add(period_ms))
+    }
+
+    /// `None` if they are not.
+    fn scrub_period_ms(&self) -> Option<u64> {
+        Some(self.config.scrub_period_s.saturating_mul(1_000)).filter(|period_ms| *period_ms > 0)
     }
 }
 
 impl Shell {
     /// Begins the next partition when it is due, and no snapshot has to be written.
     pub(super) fn run_scrub(&mut self, now: u64) {
-        let period_ms = self.ctx.scrub_period_ms();
         let is_scrubbing = self.snapshot_jobs.values().any(|job| *job == SnapshotJob::Scrub);
-        if period_ms == 0 || is_scrubbing || self.disk_jobs() >= JOBS_MAX {
+        if is_scrubbing || self.disk_jobs() >= JOBS_MAX {
             return;
         }
         let is_due = |replica: &&Replica| {
             let log = &replica.log;
             let is_free = !self.snapshot_jobs.contains_key(&replica.id()) && !log.wanted;
-            is_free && log.newest.is_some() && now.saturating_sub(log.verified_ms) >= period_ms
+            is_free && log.newest.is_some() && now >= log.scrub_due_ms
         };
         let Some(replica) = self.replicas.values().find(is_due) else { return };
         let Some(newest) = &replica.log.newest else { return };
@@ -68,15 +74,16 @@ impl Shell {
         identity: &Rc<()>,
         rotten: Option<Vec<LogPosition>>,
     ) {
-        let period_ms = self.ctx.scrub_period_ms();
+        let now = now_ms();
+        let next_ms = self.ctx.next_scrub_ms(now);
         let Some(replica) = self.job_ended(partition, identity) else { return };
         let log = &mut replica.log;
         let Some(rotten) = rotten else {
-            log.verified_ms = (now_ms() + RETRY_MS).saturating_sub(period_ms);
+            log.scrub_due_ms = now + RETRY_MS;
             return;
         };
         Metrics::get().snapshots_scrubbed.inc();
-        log.verified_ms = now_ms();
+        log.scrub_due_ms = next_ms;
         if !rotten.is_empty() {
             log.wanted = true;
             log.newest.take_if(|newest| rotten.contains(&newest.position));

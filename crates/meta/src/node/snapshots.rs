@@ -36,7 +36,7 @@ const PIECE_BYTES: usize = 1 << 20;
 const KEPT: usize = 2;
 /// A partition with few changes is written after this time all the same, so that its entries do
 /// not keep old segments of the shared log alive.
-const IDLE_MS: u64 = 600_000;
+pub(super) const IDLE_MS: u64 = 600_000;
 /// After a failed attempt.
 pub(super) const RETRY_MS: u64 = 30_000;
 /// One piece of a snapshot from a peer.
@@ -94,7 +94,7 @@ impl Shell {
     fn begin_snapshot(&mut self, multi: &mut MultiRaft, partition: PartitionId, now: u64) {
         let Some(replica) = self.replicas.get_mut(&partition) else { return };
         let log = &mut replica.log;
-        log.begun_ms = now;
+        log.due_ms = now + IDLE_MS;
         if let Some(newest) = log.newest.clone().filter(|n| n.position == replica.applied) {
             // Nothing happened since: the newest is good enough for a follower, and for the log.
             (log.wanted, log.previous) = (false, newest.position.index);
@@ -130,7 +130,7 @@ impl Shell {
         let log = &mut replica.log;
         let Some(descriptor) = written else {
             Metrics::get().snapshots_failed.inc();
-            log.begun_ms = (now_ms() + RETRY_MS).saturating_sub(IDLE_MS);
+            log.due_ms = now_ms() + RETRY_MS;
             log.entries += 1;
             return;
         };
@@ -202,6 +202,8 @@ impl Shell {
         identity: &Rc<()>,
         fetched: Option<Box<(FileHeader, Partition)>>,
     ) {
+        let now = now_ms();
+        let scrub_due_ms = self.ctx.next_scrub_ms(now);
         let Some(replica) = self.job_ended(partition, identity) else { return };
         let Some(fetched) = fetched else {
             Metrics::get().snapshots_failed.inc();
@@ -218,8 +220,8 @@ impl Shell {
         replica.marks = Marks::default();
         replica.log = LogGrowth {
             newest: Some(descriptor.clone()),
-            begun_ms: now_ms(),
-            verified_ms: now_ms(),
+            due_ms: now + IDLE_MS,
+            scrub_due_ms,
             ..LogGrowth::default()
         };
         multi.snapshot_installed(partition, descriptor.position.index);
@@ -227,17 +229,14 @@ impl Shell {
     }
 }
 
-fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
+pub(super) fn is_due(replica: &Replica, entries: u64, bytes: u64, now: u64) -> bool {
     let log = &replica.log;
     if !replica.has_begun() {
         return false;
     }
     let rests = log.newest.as_ref().is_some_and(|newest| newest.position == replica.applied)
         && log.previous == replica.applied.index;
-    log.wanted
-        || log.entries >= entries
-        || log.bytes >= bytes
-        || (!rests && now.saturating_sub(log.begun_ms) >= IDLE_MS)
+    log.wanted || log.entries >= entries || log.bytes >= bytes || (!rests && now >= log.due_ms)
 }
 
 /// Writes, names, and sets aside and prunes what it stands for. Blocking. Says in the log what went wrong.
