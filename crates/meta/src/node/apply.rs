@@ -56,6 +56,11 @@ impl Outbox for Shell {
                 replica.log.wanted = true;
             }
         }
+        for group in turn.snapshots_doubted {
+            if let Some(replica) = self.replicas.get_mut(&group) {
+                replica.log.doubt();
+            }
+        }
         self.installs.extend(turn.installs);
         for group in turn.contradicted {
             self.give_up_replica(group, "its log is not the group's".to_owned());

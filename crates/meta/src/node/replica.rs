@@ -136,10 +136,19 @@ pub(crate) struct LogGrowth {
     pub due_ms: u64,
     /// When all are read again, in milliseconds.
     pub scrub_due_ms: u64,
+    /// They have been read, and no follower's word has them read again before this, in milliseconds.
+    pub trusted_until_ms: u64,
     /// A follower waits for one, or one has rotted.
     pub wanted: bool,
     /// Those that have rotted and are to be set aside when there is another.
     pub rotten: Vec<LogPosition>,
+}
+
+impl LogGrowth {
+    /// A follower could not take what it was offered: perhaps that has rotted, and nothing else would ever be offered.
+    pub(crate) fn doubt(&mut self) {
+        self.scrub_due_ms = self.scrub_due_ms.min(self.trusted_until_ms);
+    }
 }
 
 impl Replica {

@@ -4,6 +4,7 @@
 //! of a partition that nobody changes is not written again, and lies for as long as the disk keeps it. (Logs do not:
 //! what is in them is in the next snapshot some minutes later.) One partition at a time, and as fast as the disk
 //! gives it: snapshots are written so as well, and more often.
+//! Those of a leader are read at once when a follower could not take what it was offered.
 
 use std::rc::Rc;
 
@@ -53,7 +54,9 @@ impl Shell {
             let is_free = !self.snapshot_jobs.contains_key(&replica.id()) && !log.wanted;
             is_free && log.newest.is_some() && now >= log.scrub_due_ms
         };
-        let Some(replica) = self.replicas.values().find(is_due) else { return };
+        // One that a follower could not take comes first.
+        let due = self.replicas.values().filter(is_due);
+        let Some(replica) = due.min_by_key(|replica| replica.log.scrub_due_ms) else { return };
         let Some(newest) = &replica.log.newest else { return };
         let (partition, identity) = (replica.id(), Rc::clone(&replica.identity));
         let newest = newest.position;
@@ -78,10 +81,9 @@ impl Shell {
         let next_ms = self.ctx.next_scrub_ms(now);
         let Some(replica) = self.job_ended(partition, identity) else { return };
         let log = &mut replica.log;
-        let Some(rotten) = rotten else {
-            log.scrub_due_ms = now + RETRY_MS;
-            return;
-        };
+        log.trusted_until_ms = now + RETRY_MS;
+        log.scrub_due_ms = log.trusted_until_ms;
+        let Some(rotten) = rotten else { return };
         Metrics::get().snapshots_scrubbed.inc();
         log.scrub_due_ms = next_ms;
         if !rotten.is_empty() {

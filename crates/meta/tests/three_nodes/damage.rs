@@ -195,6 +195,37 @@ fn snapshots_that_rot_at_rest_are_written_anew() {
     assert_eq!(cluster.equal_hashes(FIRST), before);
 }
 
+/// Found by a reader: a leader offered a snapshot that had rotted again and again, and in a group where nothing happens there
+/// was never another one. Of three replicas two went on.
+#[test]
+fn a_leader_whose_snapshot_has_rotted_writes_another_for_who_is_behind() {
+    let mut cluster = Cluster::start(1, |config| config.snapshot_after_entries = 100);
+    let mut client = cluster.client();
+    client.open_session(&cluster, 1);
+    client.create(&cluster, "before");
+    let leader = cluster.index_of(client.leader(FIRST));
+    let away = (leader + 1) % 3;
+    cluster.kill(away);
+    for n in 0..350 {
+        client.create(&cluster, &format!("f{n:03}"));
+    }
+    eventually("two snapshots at the leader", || {
+        (cluster.snapshots_of(leader, FIRST).len() == 2).then_some(())
+    });
+    for path in cluster.snapshots_of(leader, FIRST) {
+        let mut bytes = std::fs::read(&path).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+    }
+    cluster.restart(away);
+    cluster.equal_hashes(FIRST);
+    let damaged = cluster.nodes[leader].config.directory.join("partitions/100");
+    let damaged = std::fs::read_dir(damaged).unwrap().map(|entry| entry.unwrap().path());
+    let is_aside = |path: &std::path::PathBuf| path.extension().is_some_and(|it| it == "damaged");
+    assert!(damaged.filter(is_aside).count() > 0, "they are set aside");
+}
+
 /// A hundred files, in ten batches of every log at least: one that lags gets many entries in one.
 fn create_in_batches(cluster: &Cluster, client: &mut Client) {
     for n in 0..100 {

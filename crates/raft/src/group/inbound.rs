@@ -70,8 +70,10 @@ impl Group {
                 return;
             }
             Body::SnapshotFailed => {
-                if self.is_leader() && message.term == raft.term {
+                let is_known = raft.prs().get(raft_id(from)).is_some();
+                if self.is_leader() && message.term == raft.term && is_known {
                     self.raw.report_snapshot(raft_id(from), SnapshotStatus::Failure);
+                    self.is_snapshot_doubted = true;
                 }
                 return;
             }

@@ -88,6 +88,7 @@ pub(crate) struct Collected {
     pub(crate) role: Option<RoleChange>,
     pub(crate) reads: Vec<ReadReady>,
     pub(crate) snapshots_wanted: Vec<SnapshotWanted>,
+    pub(crate) is_snapshot_doubted: bool,
     pub(crate) install: Option<InstallSnapshot>,
 }
 
@@ -153,6 +154,8 @@ pub(crate) struct Group {
     offered_ms: BTreeMap<NodeId, u64>,
     /// Leader: when the owner was last asked for a snapshot.
     asked_ms: BTreeMap<NodeId, u64>,
+    /// Leader: a follower could not take what it was offered, and the owner has not heard of it yet.
+    is_snapshot_doubted: bool,
     notices: Vec<(NodeId, Message)>,
     /// How often this founding member will still ask for votes out of turn.
     founding_attempts: u32,
@@ -239,6 +242,7 @@ impl Group {
             held: Vec::new(),
             offered_ms: BTreeMap::new(),
             asked_ms: BTreeMap::new(),
+            is_snapshot_doubted: false,
             notices: Vec::new(),
             founding_attempts: 0,
             founding_ticks: 0,

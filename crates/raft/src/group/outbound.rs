@@ -64,6 +64,7 @@ impl Group {
         self.trim(setting.tail_bytes);
         self.report_role(&mut out);
         self.ask_for_snapshots(&mut out, now_ms);
+        out.is_snapshot_doubted = std::mem::take(&mut self.is_snapshot_doubted);
         if let Some(install) = self.install.as_mut().filter(|install| !install.is_announced) {
             install.is_announced = true;
             let (from, snapshot) = (install.from, install.snapshot.clone());

@@ -663,7 +663,7 @@ impl MultiRaft {
         }
     }
 
-    /// It could not be fetched. The leader will offer one again.
+    /// It could not be fetched. The leader will offer one again, and its owner hears of it ([`Turn::snapshots_doubted`]).
     pub fn snapshot_failed(&mut self, group: PartitionId) {
         if let Some(group) = self.touch(group) {
             group.snapshot_failed();

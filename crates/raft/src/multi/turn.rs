@@ -29,6 +29,9 @@ pub struct Turn {
     pub reads: Vec<ReadReady>,
     /// Leader: snapshots to make.
     pub snapshots_wanted: Vec<SnapshotWanted>,
+    /// Leader: groups of which a follower could not take the snapshot that it was offered. It is offered again; whether it is
+    /// as it was written only the owner can find out.
+    pub snapshots_doubted: Vec<PartitionId>,
     /// Follower: snapshots to fetch.
     pub installs: Vec<InstallSnapshot>,
     /// Groups that were refused: the leader has another entry where one was committed here. That happens to
@@ -77,6 +80,7 @@ impl Turn {
         self.roles.extend(collected.role);
         self.reads.extend(collected.reads);
         self.snapshots_wanted.extend(collected.snapshots_wanted);
+        self.snapshots_doubted.extend(collected.is_snapshot_doubted.then_some(group));
         self.installs.extend(collected.install);
     }
 }
