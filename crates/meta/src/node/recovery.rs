@@ -20,6 +20,7 @@ use tracing::{error, info, warn};
 use super::metrics::Metrics;
 use super::replica::{FOUNDED, Replica};
 use super::shell::Shell;
+use super::snapshot_file::is_of_medium;
 use super::snapshot_store::{SnapshotStore, Stored};
 use super::snapshots::IDLE_MS;
 use crate::core::Partition;
@@ -28,6 +29,7 @@ use crate::core::Partition;
 const REFUSED: &str = "its state was not that of most replicas";
 
 /// One partition as its directory has it.
+#[derive(Default)]
 pub(crate) struct Loaded {
     partition: PartitionId,
     definition: Option<CreateMetaPartition>,
@@ -36,6 +38,8 @@ pub(crate) struct Loaded {
     joining: bool,
     deleted: bool,
     refused: bool,
+    /// Why nothing of it could be read.
+    unread: Option<io::Error>,
 }
 
 /// Reads every partition's newest good snapshot. Blocking; uses as many threads as there are
@@ -43,7 +47,7 @@ pub(crate) struct Loaded {
 ///
 /// # Errors
 ///
-/// The disk's, when it cannot even be listed.
+/// The disk's, when the partitions cannot even be listed, or one cannot be read for a reason that passes, or is not its own.
 pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
     let partitions = store.partitions()?;
     let (next, loaded) = (Mutex::new(partitions.into_iter()), Mutex::new(Vec::new()));
@@ -51,7 +55,10 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
         loop {
             let partition = next.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(partition) = partition else { return };
-            let one = load(store, partition);
+            let one = load(store, partition).or_else(|error| match is_of_medium(&error) {
+                true => Ok(Loaded { partition, unread: Some(error), ..Loaded::default() }),
+                false => Err(error),
+            });
             loaded.lock().unwrap_or_else(PoisonError::into_inner).push(one);
         }
     };
@@ -82,7 +89,8 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
             }
         }
     }
-    Ok(Loaded { partition, definition, snapshot, started, joining, deleted, refused })
+    let unread = None;
+    Ok(Loaded { partition, definition, snapshot, started, joining, deleted, refused, unread })
 }
 
 impl Shell {
@@ -128,6 +136,11 @@ impl Shell {
             multi.remove_group(group);
             return self.remove_later(group);
         }
+        if let Some(error) = one.as_ref().and_then(|one| one.unread.as_ref()) {
+            // Whether it had a vote was written there.
+            multi.refuse_group(group);
+            return self.give_up_replica(group, format!("its directory cannot be read: {error}"));
+        }
         if let Some(reason) = refused {
             return self.give_up_replica(group, reason.clone());
         }
@@ -169,6 +182,10 @@ impl Shell {
         let partition = one.partition;
         if one.deleted {
             return self.remove_directory(partition);
+        }
+        if let Some(error) = one.unread {
+            let reason = format!("its directory cannot be read: {error}");
+            return self.give_up_replica(partition, reason);
         }
         if one.refused {
             return self.give_up_replica(partition, REFUSED.to_owned());
@@ -335,5 +352,32 @@ mod tests {
             is_due(&shell.replicas[&PARTITION], u64::MAX, u64::MAX, now_ms() + after_ms)
         };
         assert!(!is_due(RETRY_MS / 2) && is_due(RETRY_MS));
+    }
+
+    /// Found by a reader: a sector that could not be read in the definition of one partition, where a damaged one costs nothing,
+    /// kept the node from starting, with all that it has.
+    #[tokio::test]
+    async fn what_cannot_be_read_of_one_partition_costs_no_other_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let store = shell.ctx.store.clone();
+        store.define(&definition()).unwrap();
+        let (unread, lost) = (PartitionId(8), PartitionId(9));
+        store.define(&CreateMetaPartition { partition: unread, ..definition() }).unwrap();
+        // What is there cannot be read as a file, and as a directory.
+        let path = |id: PartitionId| directory.path().join(format!("partitions/{id}"));
+        std::fs::remove_file(path(unread).join("definition")).unwrap();
+        std::fs::create_dir(path(unread).join("definition")).unwrap();
+        std::fs::write(path(lost), "").unwrap();
+        let loaded = load_all(&store).unwrap();
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        let mut recovered = logged();
+        for group in [unread, lost] {
+            recovered.groups.push(RecoveredGroup { group, ..recovered.groups[0].clone() });
+        }
+        shell.recover(&mut multi, loaded, recovered);
+        assert!(shell.replicas.contains_key(&PARTITION));
+        assert_eq!(shell.damaged.keys().copied().collect::<Vec<_>>(), [unread, lost]);
+        assert!(multi.status(lost).is_none(), "it may have had no vote");
     }
 }

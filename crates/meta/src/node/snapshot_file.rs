@@ -74,9 +74,14 @@ impl SnapshotFileError {
 
     /// Whether the medium has not what was written: it says so itself, or has something else.
     pub(crate) fn is_rot(&self) -> bool {
-        let says_so = [libc::EIO, libc::EUCLEAN, libc::EBADMSG];
-        self.io().is_none_or(|io| io.raw_os_error().is_some_and(|errno| says_so.contains(&errno)))
+        self.io().is_none_or(is_of_medium)
     }
+}
+
+/// Whether the medium has not what was written there: not a disk that is gone as a whole, nor a shortage, which passes.
+pub(crate) fn is_of_medium(error: &io::Error) -> bool {
+    let says_so = [libc::EIO, libc::EUCLEAN, libc::EBADMSG, libc::EISDIR, libc::ENOTDIR];
+    error.raw_os_error().is_some_and(|errno| says_so.contains(&errno))
 }
 
 fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> SnapshotFileError {

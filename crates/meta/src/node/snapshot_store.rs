@@ -23,8 +23,9 @@ use milpa_raft::LogPosition;
 use milpa_types::PartitionId;
 use milpa_wire::frame::crc32c;
 use milpa_wire::meta::CreateMetaPartition;
+use tracing::warn;
 
-use super::snapshot_file::{self, FileHeader, SnapshotFileError};
+use super::snapshot_file::{self, FileHeader, SnapshotFileError, is_of_medium};
 use crate::core::Partition;
 
 const SUFFIX: &str = ".snapshot";
@@ -45,7 +46,7 @@ pub(crate) struct SnapshotStore {
 /// What one partition's directory holds.
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
-    /// As the manager defined it; `None` when the file is missing, damaged, or another partition's.
+    /// As the manager defined it; `None` when the file is missing, unreadable, damaged, or another partition's.
     pub(crate) definition: Option<CreateMetaPartition>,
     /// Log positions of its snapshots, the newest first. Not verified.
     pub(crate) snapshots: Vec<LogPosition>,
@@ -355,6 +356,10 @@ fn read_definition(path: &Path) -> io::Result<Option<CreateMetaPartition>> {
     let bytes = match disk::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if is_of_medium(&error) => {
+            warn!(path = %path.display(), %error, "a definition cannot be read");
+            return Ok(None);
+        }
         Err(error) => return Err(error),
     };
     Ok(decode_definition(&bytes))
