@@ -130,11 +130,17 @@ fn target(view: View<'_>) -> usize {
     usize::from(view.policy.meta_replicas)
 }
 
-/// The members but one whose replica is lost, and whose node is not, if they can go on by themselves.
+/// The members but those whose replicas are lost, and whose nodes are not, if they can go on by themselves. All at once: each
+/// that is kept would be needed for the next change, and take part in nothing.
 fn without_lost(view: View<'_>, record: &MetaRecord) -> Option<Vec<NodeId>> {
-    let (lost, TaskReason::ReplicaLost(_)) = bad_member(view, record)? else { return None };
-    let others: Vec<NodeId> = record.members.iter().copied().filter(|node| *node != lost).collect();
-    (others.len() > 1 && are_in_service(view, record, &others)).then_some(others)
+    let (_, TaskReason::ReplicaLost(_)) = bad_member(view, record)? else { return None };
+    let is_lost = |node: &NodeId| {
+        matches!(meta_place(view, record, *node), Place::Bad(TaskReason::ReplicaLost(_)))
+    };
+    let others: Vec<NodeId> =
+        record.members.iter().copied().filter(|node| !is_lost(node)).collect();
+    let is_majority = others.len() * 2 > record.members.len();
+    (others.len() > 1 && is_majority && are_in_service(view, record, &others)).then_some(others)
 }
 
 /// What the leader of the group says, if it is heard.

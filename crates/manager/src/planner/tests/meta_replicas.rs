@@ -115,6 +115,53 @@ fn a_meta_replica_is_made_again_where_it_was_when_there_is_no_other_place() {
     }
 }
 
+/// Found by a reader: of five replicas on as many nodes two were damaged. Each was to go only while all others served, so that
+/// they waited for each other.
+#[test]
+fn two_damaged_replicas_of_five_do_not_wait_for_each_other() {
+    let mut world = World::new(5, 3);
+    world.policy.meta_replicas = 5;
+    world.log.volume("home", 3, 6);
+    world.settle();
+    let partition = PartitionId(1);
+    let record = |world: &World| world.log.state.meta_partition(partition).unwrap().clone();
+    assert_eq!(record(&world).members.len(), 5);
+    for lost in nodes(&[104, 105]) {
+        damage(&mut world, lost, partition);
+    }
+    for _ in 0..200 {
+        let plan = world.pass();
+        for step in &plan.steps {
+            let Step::SetMembers { partition: of, voters, .. } = step else { continue };
+            let well = voters.iter().filter(|node| node.0 <= 103).count();
+            assert!(*of != partition || well == 3, "{step:?}");
+        }
+    }
+    world.settle();
+    let mut members = record(&world).members;
+    members.sort_unstable();
+    assert_eq!((members, record(&world).joining), (nodes(&[101, 102, 103, 104, 105]), None));
+    assert!(world.meta.values().all(|held| held.get(&partition).is_none_or(|own| !own.is_damaged)));
+}
+
+/// The same with a third one away: then those who are left are no majority, and nobody goes.
+#[test]
+fn of_five_nobody_is_taken_out_while_only_two_serve() {
+    let mut world = World::new(5, 3);
+    world.policy.meta_replicas = 5;
+    world.log.volume("home", 3, 6);
+    world.settle();
+    let partition = PartitionId(1);
+    for lost in nodes(&[104, 105]) {
+        damage(&mut world, lost, partition);
+    }
+    world.down.insert(NodeId(103));
+    for _ in 0..60 {
+        world.pass();
+        assert_eq!(world.log.state.meta_partition(partition).unwrap().members.len(), 5);
+    }
+}
+
 /// Found by a reader: what was left of a damaged replica on the only free node waited for all members to serve, and
 /// the member that was lost waited for that node.
 #[test]
