@@ -28,6 +28,9 @@ use crate::core::Partition;
 /// Why a replica that was refused is not served after a restart either.
 const REFUSED: &str = "its state was not that of most replicas";
 
+/// How often a partition that cannot be read is read.
+const READS_MAX: u32 = 4;
+
 /// One partition as its directory has it.
 #[derive(Default)]
 pub(crate) struct Loaded {
@@ -55,16 +58,28 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
         loop {
             let partition = next.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(partition) = partition else { return };
-            let one = load(store, partition).or_else(|error| match is_of_medium(&error) {
-                true => Ok(Loaded { partition, unread: Some(error), ..Loaded::default() }),
-                false => Err(error),
-            });
+            let one = load_patiently(store, partition);
             loaded.lock().unwrap_or_else(PoisonError::into_inner).push(one);
         }
     };
     jobs::on_all_processors(work);
     let loaded = loaded.into_inner().unwrap_or_else(PoisonError::into_inner);
     loaded.into_iter().collect()
+}
+
+/// A disk that fails to read once is asked again: what it cannot read costs the replica.
+fn load_patiently(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
+    let mut one = load(store, partition);
+    for _ in 1..READS_MAX {
+        if !one.as_ref().is_err_and(is_of_medium) {
+            break;
+        }
+        one = load(store, partition);
+    }
+    one.or_else(|error| match is_of_medium(&error) {
+        true => Ok(Loaded { partition, unread: Some(error), ..Loaded::default() }),
+        false => Err(error),
+    })
 }
 
 fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
