@@ -49,8 +49,11 @@ pub enum NotifyError {
 /// * from a FUSE thread (inside a method), for the same reason: the request that blocks may be the
 ///   one that only this thread could read.
 ///
-/// Queue the notification to a thread of its own, and answer first. `inval_inode` with a negative offset
-/// waits for nothing, as long as the inode is in use (a request on it is unanswered): it may come from anywhere.
+/// Queue the notification to a thread of its own, and answer first. Only attributes and names may wait for
+/// `inval_inode`, if no thread waits with them: nobody asks for them with a page locked. (Not what setattr is
+/// answered with: a truncation keeps dirty pages from being written, and they have to be before they go.)
+/// `inval_inode` with a negative offset waits for nothing, as long as the inode is in use (a request on it is
+/// unanswered): it may come from anywhere.
 #[derive(Clone)]
 pub struct Notifier {
     channel: Arc<Channel>,
