@@ -11,10 +11,10 @@ use crate::node_directory::decoding;
 pub fn all() -> Vec<Decoder> {
     vec![
         Decoder {
-            name: "identity",
+            name: "identity-2",
             sample: |seed| decoding::sample((seed != 1).then_some(101 + seed as u32)),
             again: decoding::again,
-            seal: |_| {},
+            seal: |bytes| decoding::seal(bytes),
         },
         Decoder {
             name: "life",

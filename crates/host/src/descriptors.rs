@@ -11,7 +11,7 @@ use std::io;
 use crate::world;
 
 /// Below this a server works, and slowly: it says so at its start.
-const COMFORTABLE: u64 = 32_768;
+const COMFORTABLE: u64 = 10_000;
 
 /// Raises the limit of the process as far as the system lets it: the usual soft limit of 1,024 is for programs that use
 /// select(2).

@@ -10,11 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::disk::{self, Lock};
 use crate::entropy;
 
-const IDENTITY_FILE: &str = "IDENTITY";
+/// Written one after the other: a write that a disk loses, tears or puts elsewhere harms one of them, and the other one
+/// says the same or what was true just before.
+const IDENTITY_FILES: [&str; 2] = ["IDENTITY", "IDENTITY.2"];
+const IDENTITY_FORMAT: u32 = 2;
 const LOCK_FILE: &str = "LOCK";
 const REJOINING_FILE: &str = "REJOINING";
-/// Written one after the other: a write that a disk loses or tears harms one of them, and the other one
-/// says the same or what was true just before.
+/// Two for the same reason.
 const LIFE_FILES: [&str; 2] = ["LIFE", "LIFE.2"];
 
 /// An open data directory. The lock lasts until it is dropped or the process dies.
@@ -104,21 +106,19 @@ impl NodeDirectory {
     ) -> Result<NodeDirectory, DirectoryError> {
         disk::create_directory(path).map_err(io_error("create directory", path))?;
         let lock = lock(path)?;
-        let file = path.join(IDENTITY_FILE);
-        let identity = match disk::read(&file) {
-            Ok(text) => parse(&text, &file)?,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        let (identity, is_whole) = match read_identity(path)? {
+            Some(found) => found,
+            None => {
                 let identity = StoredIdentity {
-                    format: 1,
+                    format: IDENTITY_FORMAT,
                     cluster: cluster.to_string(),
                     role: role.to_string(),
-                    incarnation: fresh_incarnation(&file)?,
+                    incarnation: fresh_incarnation(path)?,
                     node: None,
                 };
                 write(path, &identity)?;
-                identity
+                (identity, true)
             }
-            Err(source) => return Err(io_error("read", &file)(source)),
         };
         if identity.cluster != cluster.to_string() {
             let (path, found) = (path.to_owned(), identity.cluster);
@@ -127,6 +127,9 @@ impl NodeDirectory {
         if identity.role != role.as_str() {
             let (path, found) = (path.to_owned(), identity.role);
             return Err(DirectoryError::OtherRole { path, found, wanted: role });
+        }
+        if !is_whole && let Err(error) = write(path, &identity) {
+            tracing::warn!(%error, "whose the directory is says only one of two files");
         }
         let is_rejoining = match disk::status(&path.join(REJOINING_FILE)) {
             Ok(_) => true,
@@ -251,16 +254,67 @@ fn fresh_incarnation(file: &Path) -> Result<String, DirectoryError> {
     Ok(format!("{drawn:032x}"))
 }
 
+/// From the first file that says it: it is the newer one, if they differ. And whether both say it.
+fn read_identity(path: &Path) -> Result<Option<(StoredIdentity, bool)>, DirectoryError> {
+    let (mut found, mut good, mut wrong) = (None, 0, None);
+    for file in IDENTITY_FILES.map(|name| path.join(name)) {
+        let identity = match disk::read(&file) {
+            Ok(text) => parse(&text, &file),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            Err(source) => Err(io_error("read", &file)(source)),
+        };
+        match identity {
+            Ok(identity) => {
+                good += usize::from(found.as_ref().is_none_or(|first| *first == identity));
+                found.get_or_insert(identity);
+            }
+            Err(error) => {
+                tracing::warn!(%error, "one of the two files that say whose the directory is");
+                wrong.get_or_insert(error);
+            }
+        }
+    }
+    match (found, wrong) {
+        (Some(mut identity), _) => {
+            let is_whole = good == IDENTITY_FILES.len() && identity.format == IDENTITY_FORMAT;
+            identity.format = IDENTITY_FORMAT;
+            Ok(Some((identity, is_whole)))
+        }
+        (None, Some(wrong)) => Err(wrong),
+        (None, None) => Ok(None),
+    }
+}
+
+/// The first format had no checksum.
 fn parse(text: &[u8], file: &Path) -> Result<StoredIdentity, DirectoryError> {
     let damaged = |problem: String| DirectoryError::Damaged { path: file.to_owned(), problem };
-    let identity: StoredIdentity = toml::from_slice(text).map_err(|e| damaged(e.to_string()))?;
-    if identity.format != 1 {
+    let text = String::from_utf8_lossy(text);
+    let (said, crc) = text.rsplit_once(CRC_FIELD).unwrap_or((&text, ""));
+    let identity: StoredIdentity = toml::from_str(said).map_err(|e| damaged(e.to_string()))?;
+    if identity.format > IDENTITY_FORMAT {
         return Err(damaged(format!("format {} is newer than this program", identity.format)));
+    }
+    let has_none = identity.format == 1 && crc.is_empty();
+    if !has_none && crc != crc_value(said) {
+        return Err(damaged("its checksum does not match".to_owned()));
     }
     if u128::from_str_radix(&identity.incarnation, 16).is_err() {
         return Err(damaged("incarnation is not a hexadecimal number".to_owned()));
     }
     Ok(identity)
+}
+
+/// The last line: CRC32C of those before.
+const CRC_FIELD: &str = "crc = ";
+
+fn crc_value(said: &str) -> String {
+    format!("\"{:08x}\"\n", crc32c(said.as_bytes()))
+}
+
+fn identity_text(identity: &StoredIdentity) -> Result<String, toml::ser::Error> {
+    let said = toml::to_string(identity)?;
+    let crc = crc_value(&said);
+    Ok(said + CRC_FIELD + &crc)
 }
 
 /// From the first file that can be read: it is the newer one, if they differ. A block that cannot be read
@@ -301,10 +355,12 @@ fn parse_life(text: &[u8]) -> Option<Life> {
 }
 
 fn write(path: &Path, identity: &StoredIdentity) -> Result<(), DirectoryError> {
-    let file = path.join(IDENTITY_FILE);
-    let text = toml::to_string(identity).map_err(io::Error::other);
-    let written = text.and_then(|text| disk::replace(&file, text.as_bytes()));
-    written.map_err(io_error("write", &file))
+    let text = identity_text(identity).map_err(io::Error::other);
+    let text = text.map_err(io_error("write", path))?;
+    IDENTITY_FILES.iter().try_for_each(|name| {
+        let file = path.join(name);
+        disk::replace(&file, text.as_bytes()).map_err(io_error("write", &file))
+    })
 }
 
 /// The identity file, for golden files and fuzzing.
@@ -314,13 +370,23 @@ pub(crate) mod decoding {
 
     pub(crate) fn sample(node: Option<u32>) -> Vec<u8> {
         let identity = StoredIdentity {
-            format: 1,
+            format: IDENTITY_FORMAT,
             cluster: ClusterId(7).to_string(),
             role: Role::Meta.to_string(),
             incarnation: format!("{:032x}", 5),
             node,
         };
-        toml::to_string(&identity).unwrap_or_default().into_bytes()
+        identity_text(&identity).unwrap_or_default().into_bytes()
+    }
+
+    pub(crate) fn seal(bytes: &mut [u8]) {
+        let name = CRC_FIELD.as_bytes();
+        let Some(at) = bytes.windows(name.len()).rposition(|window| window == name) else { return };
+        let (said, rest) = bytes.split_at_mut(at);
+        let crc = crc_value(&String::from_utf8_lossy(said));
+        if let Some(value) = rest.get_mut(name.len()..name.len() + crc.len()) {
+            value.copy_from_slice(crc.as_bytes());
+        }
     }
 
     pub(crate) fn sample_life(last: u128, next: u128) -> Vec<u8> {
@@ -332,8 +398,9 @@ pub(crate) mod decoding {
     }
 
     pub(crate) fn again(bytes: &[u8]) -> Option<Vec<u8>> {
-        let identity = parse(bytes, Path::new("")).ok()?;
-        toml::to_string(&identity).ok().map(String::into_bytes)
+        let mut identity = parse(bytes, Path::new("")).ok()?;
+        identity.format = IDENTITY_FORMAT;
+        identity_text(&identity).ok().map(String::into_bytes)
     }
 }
 
@@ -447,10 +514,58 @@ mod tests {
     #[test]
     fn a_damaged_identity_is_not_overwritten() {
         let temp = tempfile::tempdir().unwrap();
-        std::fs::write(temp.path().join(IDENTITY_FILE), "format = 1\nsurprise = 2\n").unwrap();
+        let file = temp.path().join(IDENTITY_FILES[0]);
+        std::fs::write(&file, "format = 1\nsurprise = 2\n").unwrap();
         let opened = NodeDirectory::open(temp.path(), Role::Meta, CLUSTER);
         assert!(matches!(opened, Err(DirectoryError::Damaged { .. })), "{opened:?}");
-        let kept = std::fs::read_to_string(temp.path().join(IDENTITY_FILE)).unwrap();
+        let kept = std::fs::read_to_string(file).unwrap();
         assert!(kept.contains("surprise"));
+    }
+
+    /// Found by the simulation (seed 900017): a disk that lost one write, of the identity, left a node that did not start
+    /// any more.
+    #[test]
+    fn one_lost_write_takes_no_identity() {
+        let temp = tempfile::tempdir().unwrap();
+        let open = || NodeDirectory::open(temp.path(), Role::Data, CLUSTER);
+        let mut directory = open().unwrap();
+        directory.set_node(NodeId(7)).unwrap();
+        let incarnation = directory.incarnation();
+        drop(directory);
+        let files = IDENTITY_FILES.map(|name| temp.path().join(name));
+        let whole = std::fs::read(&files[0]).unwrap();
+        let says = |directory: NodeDirectory| (directory.node(), directory.incarnation());
+        for file in &files {
+            for at in 0..whole.len() {
+                let mut rotten = whole.clone();
+                rotten[at] ^= 1;
+                std::fs::write(file, rotten).unwrap();
+                assert_eq!(says(open().unwrap()), (Some(NodeId(7)), incarnation), "byte {at}");
+                assert_eq!(std::fs::read(file).unwrap(), whole, "byte {at}");
+            }
+            std::fs::write(file, "").unwrap();
+            assert_eq!(says(open().unwrap()), (Some(NodeId(7)), incarnation));
+            std::fs::remove_file(file).unwrap();
+            assert_eq!(says(open().unwrap()), (Some(NodeId(7)), incarnation));
+            assert_eq!(std::fs::read(file).unwrap(), whole);
+        }
+        for file in &files {
+            std::fs::write(file, &whole[1..]).unwrap();
+        }
+        assert!(matches!(open(), Err(DirectoryError::Damaged { .. })));
+        assert_eq!(std::fs::read(&files[1]).unwrap(), whole[1..]);
+    }
+
+    #[test]
+    fn a_directory_of_the_first_format_is_taken_over() {
+        let temp = tempfile::tempdir().unwrap();
+        let first = include_bytes!("../golden/identity");
+        std::fs::write(temp.path().join(IDENTITY_FILES[0]), first).unwrap();
+        let directory = NodeDirectory::open(temp.path(), Role::Meta, CLUSTER).unwrap();
+        assert_eq!((directory.node(), directory.incarnation()), (Some(NodeId(101)), 5));
+        for name in IDENTITY_FILES {
+            let text = std::fs::read(temp.path().join(name)).unwrap();
+            assert_eq!(text, decoding::sample(Some(101)));
+        }
     }
 }
