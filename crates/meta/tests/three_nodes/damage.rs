@@ -209,21 +209,31 @@ fn a_leader_whose_snapshot_has_rotted_writes_another_for_who_is_behind() {
     for n in 0..350 {
         client.create(&cluster, &format!("f{n:03}"));
     }
-    eventually("two snapshots at the leader", || {
-        (cluster.snapshots_of(leader, FIRST).len() == 2).then_some(())
-    });
-    for path in cluster.snapshots_of(leader, FIRST) {
-        let mut bytes = std::fs::read(&path).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        std::fs::write(&path, bytes).unwrap();
+    // On both that are up, whoever leads: with the last snapshot that was due, so that none follows by itself.
+    let up = [leader, (leader + 2) % 3];
+    for n in up {
+        eventually("two snapshots, and no other one due", || {
+            let paths = cluster.snapshots_of(n, FIRST);
+            let newest =
+                paths.last()?.file_name()?.to_str()?.split_once('-')?.0.parse::<u64>().ok()?;
+            let applied = report(&cluster, n)?.applied;
+            (paths.len() == 2 && applied > 350 && newest + 100 > applied).then_some(())
+        });
+        for path in cluster.snapshots_of(n, FIRST) {
+            let mut bytes = std::fs::read(&path).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle] ^= 1;
+            std::fs::write(&path, bytes).unwrap();
+        }
     }
     cluster.restart(away);
     cluster.equal_hashes(FIRST);
-    let damaged = cluster.nodes[leader].config.directory.join("partitions/100");
-    let damaged = std::fs::read_dir(damaged).unwrap().map(|entry| entry.unwrap().path());
-    let is_aside = |path: &std::path::PathBuf| path.extension().is_some_and(|it| it == "damaged");
-    assert!(damaged.filter(is_aside).count() > 0, "they are set aside");
+    let is_aside = |n: usize| {
+        let directory = cluster.nodes[n].config.directory.join("partitions/100");
+        let mut names = std::fs::read_dir(directory).unwrap().map(|it| it.unwrap().path());
+        names.any(|path| path.extension().is_some_and(|it| it == "damaged"))
+    };
+    assert!(up.into_iter().any(is_aside), "what has rotted is set aside");
 }
 
 /// A hundred files, in ten batches of every log at least: one that lags gets many entries in one.
