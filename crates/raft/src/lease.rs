@@ -25,6 +25,8 @@ use crate::types::Members;
 pub(crate) struct Lease {
     /// The sending time of the last heartbeat each node answered.
     answered_ms: BTreeMap<NodeId, u64>,
+    /// When each node was heard last. The lease does not rest on that.
+    heard_ms: BTreeMap<NodeId, u64>,
     is_barred: bool,
 }
 
@@ -32,6 +34,14 @@ impl Lease {
     pub(crate) fn answered(&mut self, node: NodeId, sent_ms: u64) {
         let last = self.answered_ms.entry(node).or_insert(sent_ms);
         *last = sent_ms.max(*last);
+    }
+
+    pub(crate) fn heard(&mut self, node: NodeId, now_ms: u64) {
+        self.heard_ms.insert(node, now_ms);
+    }
+
+    pub(crate) fn is_heard(&self, node: NodeId, since_ms: u64) -> bool {
+        self.heard_ms.get(&node).is_some_and(|heard_ms| *heard_ms >= since_ms)
     }
 
     /// No lease for the rest of the term.

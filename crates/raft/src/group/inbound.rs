@@ -19,6 +19,9 @@ impl Group {
         if self.is_of_the_past(from, &message) {
             return;
         }
+        if self.leads_in() == Some(message.term) {
+            self.lease.heard(from, now_ms);
+        }
         let raft = &self.raw.raft;
         let is_current = message.term >= raft.term;
         match &message.body {

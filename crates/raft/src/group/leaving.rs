@@ -5,7 +5,7 @@
 //! the leader then loses it, nobody who stays has the change, and who has it has left: the third one waits for the vote
 //! of somebody who is not there any more (simulation, seeds 220534 and 220751). So
 //!
-//! * nothing is proposed before a majority of those who stay have what is committed;
+//! * nothing is proposed before a majority of those who stay have what is committed, and are heard;
 //! * a leader that is to leave hands over to one who stays, once in a term;
 //! * the change is not sent to who leaves before a majority of those who stay have it on disk. Then it is needed
 //!   for the old majority at most.

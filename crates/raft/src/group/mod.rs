@@ -369,6 +369,7 @@ impl Group {
         change: &MemberChange,
         lost: &[NodeId],
         context: &[u8],
+        since_ms: u64,
     ) -> Result<LogPosition, ProposeError> {
         self.check_leader()?;
         check_change(self.id, change)?;
@@ -381,7 +382,7 @@ impl Group {
         }
         let leaves = |voter| !change.voters.contains(voter);
         let keeps_lost = change.voters.iter().any(|voter| lost.contains(voter));
-        let is_ready = || !keeps_lost && self.majority_has_committed(&change.voters);
+        let is_ready = || !keeps_lost && self.majority_has_committed(&change.voters, since_ms);
         if self.present.voters.iter().any(leaves) && !is_ready() {
             return Err(ProposeError::Busy { group: self.id });
         }
@@ -405,15 +406,17 @@ impl Group {
 
     /// Whether a majority of these voters-to-be have what was committed an election timeout ago, or a little earlier (who is
     /// only slow is always behind). If not, those who leave may be needed to commit that they do: what was committed with them, and then
-    /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it.
-    fn majority_has_committed(&self, voters: &[NodeId]) -> bool {
+    /// the change itself, would be on fewer disks of those who stay than one that is lost may take with it. And they were heard
+    /// since `since_ms`: where nothing happens one that has died has everything too, and cannot take the change.
+    fn majority_has_committed(&self, voters: &[NodeId], since_ms: u64) -> bool {
         let raft = &self.raw.raft;
         if !raft.commit_to_current_term() {
             return false;
         }
         let has = |node: &&NodeId| {
             let progress = raft.prs().get(raft_id(**node));
-            **node == self.node || progress.is_some_and(|it| it.matched >= self.commits.0)
+            let has_it = progress.is_some_and(|it| it.matched >= self.commits.0);
+            **node == self.node || has_it && self.lease.is_heard(**node, since_ms)
         };
         // Those who learn as well. Who is not here yet gets the change with all that is before it.
         let known: Vec<&NodeId> = voters.iter().filter(|it| self.present.contains(**it)).collect();

@@ -367,7 +367,7 @@ impl MultiRaft {
     }
 
     /// Starts a change to the configuration named. `context` comes out with it. One that takes voters out waits
-    /// until a majority of those who stay have what is committed. It is not begun if one of those is `lost` for good.
+    /// until a majority of those who stay have what is committed, and were heard within an election timeout. It is not begun if one of those is `lost` for good.
     ///
     /// # Errors
     ///
@@ -383,7 +383,9 @@ impl MultiRaft {
         if context.len() > limit_bytes {
             return Err(ProposeError::TooLarge { length_bytes: context.len(), limit_bytes });
         }
-        self.leading(group)?.propose_change(change, lost, &context)
+        let now_ms = self.ticked_ms.unwrap_or_default();
+        let since_ms = now_ms.saturating_sub(self.setting.config.election_min_ms);
+        self.leading(group)?.propose_change(change, lost, &context, since_ms)
     }
 
     /// These are lost for good: a change that is under way, and takes voters out, waits for them no more.

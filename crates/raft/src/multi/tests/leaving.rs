@@ -77,6 +77,44 @@ fn nobody_leaves_for_who_is_known_to_be_lost_though_it_had_everything() {
     world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
 }
 
+/// Found by a reader: of a group where nothing happened two of those who were to stay died together, and were still taken for
+/// having all, as nothing had come since. The change stood in the leader's log, nobody who stayed could take it, and what
+/// the leader and the one who was to leave could have gone on with waited behind it.
+#[test]
+fn nobody_leaves_before_a_majority_of_those_who_stay_are_heard() {
+    let mut world = world(30, 4);
+    world.found(1, &[0, 1, 2]);
+    world.until("a leader", |world| world.leader(1) == Some(0));
+    world.multi(3).create_group(GROUP, &[], &[], false);
+    world.nodes[3].machines.entry(GROUP).or_default();
+    let change = |voters: [u32; 3], learners: &[u32]| MemberChange {
+        voters: voters.map(NodeId).to_vec(),
+        learners: learners.iter().map(|&i| NodeId(i)).collect(),
+    };
+    world.multi(0).propose_change(GROUP, &change([0, 1, 2], &[3]), &[], Bytes::new()).unwrap();
+    world.run(3_000);
+    for node in [1, 3] {
+        world.crash(node, 1 << 40);
+    }
+    world.run(1_200);
+    let wanted = change([0, 1, 3], &[]);
+    for _ in 0..10 {
+        let refused = world.multi(0).propose_change(GROUP, &wanted, &[], Bytes::new());
+        assert!(matches!(refused, Err(ProposeError::Busy { .. })), "{refused:?}");
+        world.run(130);
+    }
+    let position = world.propose(1, "goes on".to_owned()).unwrap();
+    world.until("it goes on", |world| world.acknowledged.contains_key(&(GROUP, position)));
+    world.nodes[3].restart_ms = world.now_ms;
+    world.until("with one of them it is begun", |world| {
+        world.multi(0).propose_change(GROUP, &wanted, &[], Bytes::new()).is_ok()
+    });
+    world.until("the change", |world| {
+        world.multi(0).status(GROUP).unwrap().members == Members::new(&wanted.voters, &[])
+    });
+    world.check();
+}
+
 /// Who is behind may leave at once, and does not keep others: of four one is lost for good, and any one leaves
 /// (simulation, seed 50604: each was to leave before the other one).
 #[test]
