@@ -415,6 +415,8 @@ impl Disk {
         partition.broken = broken;
         partition.licence = Licence::of_found(now_ms());
         if let Some(status) = self.driver.multi.status(id) {
+            // The first report says it, before the group has had its first turn.
+            partition.term = status.term;
             partition.repeated_until = status.last_index;
             partition.applying.borrow_mut().resume(status.applied);
         }
