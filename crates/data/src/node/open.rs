@@ -42,6 +42,8 @@ use super::workers::Workers;
 
 const LABEL_FILE: &str = "DISK";
 const LABEL_FORMAT: u32 = 2;
+/// How often a label that cannot be read is read.
+const READS_MAX: u32 = 4;
 /// Open extent files of one disk, and cached checksum chunks of 4 KiB.
 const LIMITS: StoreLimits = StoreLimits { files_max: 1024, chunks_max: 4096 };
 /// Of the descriptors of the process, for the extent files of all disks.
@@ -135,7 +137,15 @@ fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, Unop
     files::create_directory(directory)
         .map_err(|error| Unopened::of(&error, format!("cannot make {directory:?}: {error}")))?;
     let path = directory.join(LABEL_FILE);
-    let bytes = match files::read(&path) {
+    let mut read = files::read(&path);
+    for _ in 1..READS_MAX {
+        // A read may fail once.
+        if !read.as_ref().is_err_and(files::is_failure) {
+            break;
+        }
+        read = files::read(&path);
+    }
+    let bytes = match read {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Unopened::of(&error, format!("cannot read {path:?}: {error}"))),

@@ -319,7 +319,11 @@ impl Simulation {
             }
             Mend::Replace(_) => {}
             Mend::StartAgain(place) => {
-                self.failed_disks.remove(&place);
+                let disk = self.machines.get(place).map(|placed| placed.machine.disk());
+                // Another failure may be to come (seed 771945).
+                if disk.is_none_or(|disk| disk.ordered.is_empty()) {
+                    self.failed_disks.remove(&place);
+                }
                 self.stop(place, Ending::Process);
                 self.restart(place);
             }
