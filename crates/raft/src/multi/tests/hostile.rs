@@ -157,3 +157,32 @@ fn nobody_leads_before_an_installed_snapshot_is_on_disk() {
     take(&mut multi, Body::TimeoutNow);
     assert_eq!(multi.leads_in(GROUP), Some(3));
 }
+
+/// Simulation, seed 772001: one that had been let go was to learn, and had no room on its disk for what came with the snapshot.
+/// Its log was that of a voter still, and its owner knew the newest configuration: so it was heard when it stood.
+#[test]
+fn who_fetches_a_snapshot_does_not_stand() {
+    let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+    assert!(multi.create_group(GROUP, &[0, 1, 2].map(NodeId), &[], false));
+    let position = LogPosition { term: 1, index: 5 };
+    let members = Members::new(&[NodeId(1)], &[NodeId(0)]);
+    let offer = Body::Snapshot(SnapshotDescriptor { position, members });
+    let frame = Frame { messages: vec![(GROUP, Message::new(2, offer))] };
+    multi.step_frame(NodeId(1), frame.encode(), 0).unwrap();
+    let stands = |multi: &mut MultiRaft, from_ms: u64| {
+        let mut asked = 0;
+        for now_ms in (from_ms..from_ms + 10_000).step_by(10) {
+            multi.tick(now_ms);
+            let turn = multi.turn(now_ms);
+            if let Some(batch) = turn.batch {
+                multi.persisted(batch.number, now_ms);
+            }
+            let frames = turn.messages.iter().flat_map(|(_, frame)| &frame.messages);
+            asked += frames.filter(|(_, it)| matches!(it.body, Body::Vote { .. })).count();
+        }
+        asked > 0
+    };
+    assert!(!stands(&mut multi, 0));
+    multi.snapshot_failed(GROUP);
+    assert!(stands(&mut multi, 10_000));
+}
