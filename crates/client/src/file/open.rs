@@ -293,15 +293,12 @@ impl Inner {
     /// A deleted file that the servers kept for us may go, unless it is in use again. Without an answer they are told
     /// again later: they keep it for as long as this client lives.
     pub(super) async fn let_go(&self, inode: InodeId) {
-        if !self.files.begin_release(inode) {
-            return;
-        }
+        let Some(mut release) = self.files.begin_release(inode) else { return };
         let told = self.meta.write(inode, MetaWrite::Release { inode }).await;
         if let Err(error) = &told {
             tracing::debug!(%inode, %error, "a deleted file could not be let go");
         }
-        let is_to_repeat = told.is_err_and(|error| error.may_pass());
-        self.files.end_release(inode, is_to_repeat);
+        release.is_to_repeat = told.is_err_and(|error| error.may_pass());
     }
 
     /// Forgets a file that nobody has open. One that was appended to is kept for a while, so that

@@ -71,6 +71,20 @@ impl Drop for UnderWay {
     }
 }
 
+/// The word that a file may go, on its way. Who gives up waiting for the answer does not know whether it was heard:
+/// it is said again.
+pub(super) struct Releasing<'a> {
+    files: &'a Files,
+    inode: InodeId,
+    pub(super) is_to_repeat: bool,
+}
+
+impl Drop for Releasing<'_> {
+    fn drop(&mut self) {
+        self.files.end_release(self.inode, self.is_to_repeat);
+    }
+}
+
 impl Files {
     /// Counts an open that has no handle yet. Waits no longer than a removal may take.
     async fn begin_open(&self, inode: InodeId) {
@@ -155,8 +169,8 @@ impl Files {
         self.answered.notify_waiters();
     }
 
-    /// Before the servers are told that a file may go. False if it is in use again: that is left to who uses it.
-    pub(super) fn begin_release(&self, inode: InodeId) -> bool {
+    /// Before the servers are told that a file may go. `None` if it is in use again: that is left to who uses it.
+    pub(super) fn begin_release(&self, inode: InodeId) -> Option<Releasing<'_>> {
         let states = lock(&self.states);
         let mut openings = lock(&self.opening);
         let opening = openings.entry(inode).or_default();
@@ -169,11 +183,11 @@ impl Files {
         if opening.is_over() {
             openings.remove(&inode);
         }
-        !is_used
+        (!is_used).then(|| Releasing { files: self, inode, is_to_repeat: true })
     }
 
     /// They have been told, or are to be told again: by who uses the file by now, or else later.
-    pub(super) fn end_release(&self, inode: InodeId, is_to_repeat: bool) {
+    fn end_release(&self, inode: InodeId, is_to_repeat: bool) {
         let states = lock(&self.states);
         let mut openings = lock(&self.opening);
         let Some(opening) = openings.get_mut(&inode) else { return };
@@ -223,9 +237,18 @@ mod tests {
         files.begin_open(inode).await;
         let empty = || Some(Content::from_parts(attributes, SegmentMap::default(), None));
         let file = files.attach(inode, 1, empty).unwrap();
-        assert!(!files.begin_release(inode), "an open is under way");
+        assert!(files.begin_release(inode).is_none(), "an open is under way");
         assert!(!files.end_open(inode), "it is open");
         assert!(file.shared().held);
+        assert!(files.opening.lock().unwrap().is_empty());
+    }
+    /// A word whose answer nobody waits for any more is said again, and stands in no removal's way.
+    #[tokio::test]
+    async fn a_release_that_was_given_up_is_repeated() {
+        let files = Files::new(Stats::shared());
+        let inode = attributes().inode;
+        drop(files.begin_release(inode));
+        assert!(files.unreleased.lock().unwrap().contains(&inode));
         assert!(files.opening.lock().unwrap().is_empty());
     }
 }

@@ -1,7 +1,8 @@
 //! The receiving side of alignment: bytes that this replica lacks come from another (`fetch`).
 //!
-//! If an overwrite of the extent arrives here while a chunk is on its way, that is fetched again. So an overwrite that found its bytes missing here is in the chunk, and one that
-//! comes later finds them.
+//! If an overwrite of the extent arrives here while a chunk is on its way, the chunk may lack it: the overwrite is
+//! laid over the chunk if it is still at hand (`recent`), or else that is fetched again. So an overwrite that found
+//! its bytes missing here is in what lands, and one that comes later finds them.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -257,32 +258,21 @@ impl Filling {
     }
 
     /// Runs the job behind all overwrites handed to the extent so far, unless one of them is newer
-    /// than `fence`. The look and the hand-over happen in one step of the disk's task.
+    /// than `fence`.
     pub(super) async fn unless_overwritten<T: Send + 'static>(
         &self,
         extent: ExtentId,
         fence: u64,
         job: impl FnOnce(&ExtentStore) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<Option<T>, DataError> {
-        let (partition, store) = (self.partition, Arc::clone(&self.store));
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let start = move |disk: &mut Disk| {
-            let Some(replica) = disk.partitions.get(&partition) else { return };
-            if replica.applying.borrow().last_of(extent) > fence {
-                drop(sender.send(Ok(None)));
-                return;
-            }
-            let run = move || drop(sender.send(job(&store).map(Some)));
-            disk.workers.ordered((partition, extent), run, |_, ()| {});
+        let admit = move |replica: &Partition| {
+            (replica.applying.borrow().last_of(extent) <= fence).then_some(job)
         };
-        self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
-        receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)
+        self.behind_overwrites(extent, admit).await
     }
-}
 
-impl Filling {
     /// Lands a chunk at its place, behind all overwrites handed to the extent so far, and with those that are newer than
-    /// the chunk. `None` if it is to be fetched anew. The look and the hand-over happen in one step of the disk's task.
+    /// the chunk. `None` if it is to be fetched anew.
     pub(super) async fn land<T: Send + 'static>(
         &self,
         extent: ExtentId,
@@ -290,15 +280,32 @@ impl Filling {
         chunk: Chunk,
         job: impl FnOnce(&ExtentStore, &Chunk) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<Option<T>, DataError> {
+        let admit = move |replica: &Partition| {
+            let chunk = replica.renewed(extent, at, chunk)?;
+            Some(move |store: &ExtentStore| job(store, &chunk))
+        };
+        self.behind_overwrites(extent, admit).await
+    }
+
+    /// Runs the job that the replica admits behind all overwrites handed to the extent so far; `None` if it admits
+    /// none. The look and the hand-over happen in one step of the disk's task.
+    async fn behind_overwrites<T: Send + 'static, Job>(
+        &self,
+        extent: ExtentId,
+        admit: impl FnOnce(&Partition) -> Option<Job> + Send + 'static,
+    ) -> Result<Option<T>, DataError>
+    where
+        Job: FnOnce(&ExtentStore) -> Result<T, StoreError> + Send + 'static,
+    {
         let (partition, store) = (self.partition, Arc::clone(&self.store));
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let start = move |disk: &mut Disk| {
             let Some(replica) = disk.partitions.get(&partition) else { return };
-            let Some(chunk) = replica.renewed(extent, at, chunk) else {
+            let Some(job) = admit(replica) else {
                 drop(sender.send(Ok(None)));
                 return;
             };
-            let run = move || drop(sender.send(job(&store, &chunk).map(Some)));
+            let run = move || drop(sender.send(job(&store).map(Some)));
             disk.workers.ordered((partition, extent), run, |_, ()| {});
         };
         self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
