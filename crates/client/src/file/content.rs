@@ -192,7 +192,8 @@ impl Content {
     fn is_outgrown_by(&mut self, version: u64, size: u64) {
         if version > self.heard_version {
             self.heard_version = version;
-            let from = self.size.min(size);
+            // Not where bytes end that nobody else has: what others wrote may lie before that.
+            let from = self.attributes.size.min(size);
             self.outgrown = Some(self.outgrown.map_or(from, |earlier| earlier.min(from)));
         }
     }

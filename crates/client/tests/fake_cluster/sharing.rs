@@ -754,6 +754,32 @@ async fn who_hears_by_a_publish_that_others_made_the_file_longer_drops_its_end()
     assert_eq!(*wrong.lock().unwrap(), [(inode, 200_000)]);
 }
 
+/// Found by a reader: bytes written far behind the end hid where the others' began.
+#[tokio::test(start_paused = true)]
+async fn who_writes_far_out_drops_all_that_others_may_have_written_before_it() {
+    for is_published in [true, false] {
+        let cluster = Cluster::new();
+        let (one, other) = (cluster.client().await, cluster.client().await);
+        write(&other, "/f", &pattern(1, 200_000)).await;
+        let inode = one.resolve(b"/f", true).await.unwrap().inode;
+        let wrong = Arc::new(Mutex::new(Vec::new()));
+        let told_of = Arc::clone(&wrong);
+        one.on_stale_pages(move |inode, from| told_of.lock().unwrap().push((inode, from)));
+        let handle = one.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+        one.read(handle, 0, 300_000).await.unwrap();
+        let appends = other.open(inode, OpenFlags::read_write()).await.unwrap().handle;
+        other.append(appends, pattern(2, 100_000), false).await.unwrap();
+        other.flush(appends).await.unwrap();
+        one.write(handle, 1_000_000, pattern(3, 100), false).await.unwrap();
+        if is_published {
+            one.flush(handle).await.unwrap();
+        }
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(one.getattr(inode).await.unwrap().size, 1_000_100);
+        assert_eq!(*wrong.lock().unwrap(), [(inode, 200_000)], "{is_published}");
+    }
+}
+
 /// Opens the file and reads it whole, as the kernel does for its pages. Gives whether it was to keep those it had.
 async fn opened_and_read(client: &Client, inode: InodeId) -> (bool, Vec<u8>) {
     let opened = client.open(inode, OpenFlags::read_only()).await.unwrap();

@@ -53,6 +53,21 @@ impl Chunk {
         Chunk { hole: 0, bytes: Bytes::new(), checksums: Vec::new(), lost, fence }
     }
 
+    /// Whether it is an answer to this range, as it was sent. Before anything newer is laid over it: the checksums of that
+    /// would cover what happened to the rest on the way.
+    fn check(&self, (offset, length): (u64, u64)) -> Result<(), DataError> {
+        // It ends where these begin.
+        if self.length() == 0 {
+            return Err(DataError::NotHere);
+        }
+        if self.length() > length {
+            return Err(DataError::Invalid);
+        }
+        let start = offset.saturating_add(self.hole);
+        let is_as_sent = block_checksums(start, &self.bytes) == self.checksums;
+        if is_as_sent { Ok(()) } else { Err(DataError::DamagedInTransit) }
+    }
+
     /// What it is with these overwrites laid over it, at a place of the extent. `None` if one of them touches what is no
     /// bytes.
     pub(super) fn with(self, at: u64, overwrites: &[Arc<CommittedOverwrite>]) -> Option<Chunk> {
@@ -168,13 +183,7 @@ impl Filling {
             return Err(DataError::Invalid);
         };
         let chunk = Chunk { hole, bytes, checksums, lost: 0, fence };
-        if chunk.length() > length {
-            return Err(DataError::Invalid);
-        }
-        // It ends where these begin.
-        if chunk.length() == 0 {
-            return Err(DataError::NotHere);
-        }
+        chunk.check((offset, length))?;
         Metrics::get().fetched_bytes.inc_by(chunk.bytes.len() as u64);
         Ok(chunk)
     }
@@ -348,6 +357,20 @@ mod tests {
         assert!(now.bytes == expected);
         assert_eq!(now.checksums, block_checksums(AT, &expected));
         assert_eq!((now.hole, now.lost, now.fence), (0, 0, 3));
+    }
+
+    /// Found by a reader: with newer bytes laid over it, what the way had done to the rest got a checksum that matched.
+    #[test]
+    fn what_was_damaged_on_its_way_is_not_taken() {
+        assert_eq!(chunk(1_000, 9_000, 0).check((AT, 10_000)), Ok(()));
+        assert_eq!(chunk(1_000, 9_001, 0).check((AT, 10_000)), Err(DataError::Invalid));
+        assert_eq!(chunk(0, 0, 0).check((AT, 10_000)), Err(DataError::NotHere));
+        let mut bytes = vec![1; 9_000];
+        bytes[4_321] ^= 4;
+        let damaged = Chunk { bytes: bytes.into(), ..chunk(1_000, 9_000, 0) };
+        assert_eq!(damaged.check((AT, 10_000)), Err(DataError::DamagedInTransit));
+        let short = Chunk { checksums: Vec::new(), ..chunk(1_000, 9_000, 0) };
+        assert_eq!(short.check((AT, 10_000)), Err(DataError::DamagedInTransit));
     }
 
     #[test]
