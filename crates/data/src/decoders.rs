@@ -8,7 +8,7 @@ use milpa_wire::decoder::{Decoder, Random, generate, put};
 use milpa_wire::frame::{crc32c, crc32c_of};
 
 use crate::node::decoding::{
-    Label, PartitionState, parse_lost, parse_place, text_of_lost, text_of_place,
+    Label, Ledger, PartitionState, parse_lost, parse_place, text_of_lost, text_of_place,
 };
 use crate::overwrite::{EntryHead, decode_entry, encode_entry};
 
@@ -29,6 +29,12 @@ pub fn all() -> Vec<Decoder> {
             sample: label,
             again: label_again,
             seal: |b| label_seal(b),
+        },
+        Decoder {
+            name: "disk-ledger",
+            sample: ledger,
+            again: ledger_again,
+            seal: |b| state_seal(b),
         },
         Decoder { name: "lost-blocks-2", sample: lost, again: lost_again, seal: |_| {} },
         Decoder { name: "scrub-place", sample: place, again: place_again, seal: |_| {} },
@@ -96,6 +102,14 @@ fn label(seed: u64) -> Vec<u8> {
 fn label_again(bytes: &[u8]) -> Option<Vec<u8>> {
     let label = Label::parse(&String::from_utf8_lossy(bytes), INCARNATION).ok()?;
     Some(label.to_text().into_bytes())
+}
+
+fn ledger(seed: u64) -> Vec<u8> {
+    generate::<Ledger>(seed).encode()
+}
+
+fn ledger_again(bytes: &[u8]) -> Option<Vec<u8>> {
+    Some(Ledger::decode(bytes).ok()?.encode())
 }
 
 fn lost(seed: u64) -> Vec<u8> {

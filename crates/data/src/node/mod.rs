@@ -13,8 +13,9 @@ mod apply;
 mod configure;
 #[cfg(any(test, feature = "decoders"))]
 pub(crate) mod decoding {
+    pub(crate) use super::label::Label;
+    pub(crate) use super::ledger::Noted as Ledger;
     pub(crate) use super::lost_note::{parse as parse_lost, text_of as text_of_lost};
-    pub(crate) use super::open::Label;
     pub(crate) use super::scrubbing::{parse as parse_place, text_of as text_of_place};
     pub(crate) use super::state::PartitionState;
 }
@@ -27,7 +28,9 @@ mod gaps;
 mod handed;
 mod heartbeat;
 mod held;
+mod label;
 mod leave;
+mod ledger;
 mod licence;
 mod lost;
 mod lost_note;
@@ -70,7 +73,7 @@ use milpa_host::managers::{Managers, ManagersError};
 use milpa_host::node_directory::{DirectoryError, NodeDirectory};
 use milpa_host::rpc::{Credential, Identity, Pool, serve};
 use milpa_host::{entropy, jobs, net, telemetry};
-use milpa_types::{ClusterId, Disk as DiskDescription, DiskId, Life, NodeId, Role};
+use milpa_types::{ClusterId, Disk as DiskDescription, Life, NodeId, Role};
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
@@ -79,7 +82,9 @@ use crate::{DataNodeConfig, DiskConfig};
 
 use disk::Disk;
 use heartbeat::Addresses;
-use open::{OpenedDisk, Unopened, describe_failed, files_max, label_disks, open_disk};
+use label::{Labelled, label_disks};
+use ledger::Ledger;
+use open::{OpenedDisk, Unopened, describe_failed, files_max, open_disk};
 use service::DataService;
 use shared::{DiskHandle, DiskReport, Shared};
 
@@ -199,7 +204,8 @@ async fn start_and_serve(
     let identity = Arc::new(Identity::new(Some(cluster), Role::Data, Credential::Cluster(secret)));
     let pool = Pool::new(Arc::clone(&identity));
     let managers = Managers::new(pool.clone(), config.managers.clone());
-    let (opened, failed) = open_disks(&mut config, directory.incarnation()).await?;
+    let (mut opened, failed, ledger) = open_disks(&mut config, directory.incarnation()).await?;
+    opened.iter_mut().for_each(|disk| disk.leave_out(&ledger));
     let in_service = opened.iter().zip(&config.disks).map(|(disk, config)| disk.describe(config));
     let descriptions: Vec<_> = in_service.chain(failed.clone()).collect();
     let life = directory.begin_life()?;
@@ -214,6 +220,7 @@ async fn start_and_serve(
         managers,
         addresses: RefCell::new(known_addresses),
         routes: RefCell::default(),
+        ledger: RefCell::new(ledger),
         disks: RefCell::default(),
         failed,
         peers: RefCell::new(peers::Peers::of(node)),
@@ -317,24 +324,24 @@ fn listen_error(address: SocketAddr) -> impl Fn(io::Error) -> NodeError {
     move |source| NodeError::Listen { address, source }
 }
 
-/// Opens all disks at once, each on a thread of its own. Those that have failed leave the settings, and are described as
-/// far as they are known.
+/// The disks of a node that could be opened, those that could not, as far as they are known, and which replica is where.
+type Disks = (Vec<OpenedDisk>, Vec<DiskDescription>, Ledger);
+
+/// Opens all disks at once, each on a thread of its own. Those that have failed leave the settings.
 ///
 /// # Errors
 ///
 /// If one is not what the settings take it for, or none can be opened.
-async fn open_disks(
-    config: &mut DataNodeConfig,
-    incarnation: u128,
-) -> Result<(Vec<OpenedDisk>, Vec<DiskDescription>), NodeError> {
-    let first = config.directory.clone();
-    let ids = label_disks(&config.disks, incarnation)
-        .map_err(|problem| NodeError::Disk { path: first, problem })?;
+async fn open_disks(config: &mut DataNodeConfig, incarnation: u128) -> Result<Disks, NodeError> {
+    let home = config.directory.clone();
+    let of_home = |problem| NodeError::Disk { path: home.clone(), problem };
+    let mut ledger = Ledger::open(&home).map_err(of_home)?;
+    let labelled = label_disks(&config.disks, incarnation, &mut ledger).map_err(of_home)?;
     let files_max = files_max(config.disks.len());
     let mut opening = Vec::new();
-    for (disk, id) in config.disks.drain(..).zip(ids) {
+    for (disk, labelled) in config.disks.drain(..).zip(labelled) {
         let nonce = random(&disk.path)?;
-        let opener = Opener { disk, id, incarnation, nonce, files_max };
+        let opener = Opener { disk, labelled, incarnation, nonce, files_max };
         opening.push((opener.start(), opener));
     }
     let (mut opened, mut failed, mut last) = (Vec::new(), Vec::new(), None);
@@ -349,16 +356,20 @@ async fn open_disks(
             Err(Unopened::Failed(problem)) => {
                 tracing::error!(disk = %opener.disk.path.display(), problem,
                     "a disk has failed: its replicas are made elsewhere; replace it");
-                let known = opener.id.as_ref().ok();
-                failed.extend(known.map(|id| describe_failed(&opener.disk, *id, &problem)));
+                let known = opener.labelled.id;
+                failed.extend(known.map(|id| describe_failed(&opener.disk, id, &problem)));
                 last = Some(unusable(problem));
             }
         }
     }
-    match last {
-        Some(error) if opened.is_empty() => Err(error),
-        _ => Ok((opened, failed)),
+    if let Some(error) = last.filter(|_| opened.is_empty()) {
+        return Err(error);
     }
+    let found: Vec<_> = opened.iter().flat_map(OpenedDisk::found).collect();
+    let looked_at: Vec<_> = opened.iter().map(|disk| disk.id).collect();
+    let noted = ledger.take_in(&found, &looked_at);
+    noted.map_err(|error| of_home(format!("cannot note where its replicas are: {error}")))?;
+    Ok((opened, failed, ledger))
 }
 
 /// How often a disk that fails is tried again, and the pause before: a read may fail once.
@@ -368,8 +379,7 @@ const OPEN_PAUSE: Duration = Duration::from_secs(1);
 /// Opens one disk.
 struct Opener {
     disk: DiskConfig,
-    /// Or why it is not known.
-    id: Result<DiskId, String>,
+    labelled: Labelled,
     incarnation: u128,
     nonce: u64,
     files_max: usize,
@@ -379,7 +389,8 @@ type Opening = tokio::task::JoinHandle<Result<OpenedDisk, Unopened>>;
 
 impl Opener {
     fn start(&self) -> Opening {
-        let (disk, id) = (self.disk.clone(), self.id.clone().map_err(Unopened::Failed));
+        let (disk, Labelled { id, label }) = (self.disk.clone(), self.labelled.clone());
+        let id = label.and(id.ok_or_else(|| "it has no id".to_owned())).map_err(Unopened::Failed);
         let (incarnation, nonce, files_max) = (self.incarnation, self.nonce, self.files_max);
         jobs::run("open", move || open_disk(&disk, id?, incarnation, nonce, files_max))
     }
@@ -388,7 +399,7 @@ impl Opener {
         let mut retries = OPEN_RETRIES;
         loop {
             match started.await.unwrap_or_else(|e| Err(Unopened::Refused(e.to_string()))) {
-                Err(Unopened::Failed(problem)) if self.id.is_ok() && retries > 0 => {
+                Err(Unopened::Failed(problem)) if self.labelled.label.is_ok() && retries > 0 => {
                     tracing::warn!(disk = %self.disk.path.display(), problem, "tried again");
                     tokio::time::sleep(OPEN_PAUSE).await;
                     retries -= 1;

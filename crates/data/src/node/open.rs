@@ -9,7 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -21,7 +21,6 @@ use milpa_raft::{
 };
 use milpa_types::{DiskId, NodeId, PartitionId};
 use milpa_wire::data::Configuration;
-use milpa_wire::frame::crc32c;
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::DiskConfig;
@@ -29,6 +28,8 @@ use crate::store::files::DiskFiles;
 use crate::store::{ExtentStore, RecoveryReport, StoreDisk, StoreLimits};
 
 use super::disk::{Disk, DiskEvent};
+use super::label::{Label, renew_label};
+use super::ledger::{Found, Ledger};
 use super::licence::Licence;
 use super::lost_note::{LostNote, Noted};
 use super::overwrites::ENTRY_BYTES_MAX;
@@ -40,23 +41,12 @@ use super::state::{PartitionState, States, load_all};
 use super::usage::Usage;
 use super::workers::Workers;
 
-const LABEL_FILE: &str = "DISK";
-const LABEL_FORMAT: u32 = 2;
-/// How often a label that cannot be read is read.
-const READS_MAX: u32 = 4;
 /// Open extent files of one disk, and cached checksum chunks of 4 KiB.
 const LIMITS: StoreLimits = StoreLimits { files_max: 1024, chunks_max: 4096 };
 /// Of the descriptors of the process, for the extent files of all disks.
 const FILES_PERCENT: u64 = 30;
 /// Below this each read opens a file.
 const FILES_MIN: usize = 16;
-
-/// Which disk of which node a directory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Label {
-    pub incarnation: u128,
-    pub disk: DiskId,
-}
 
 /// What a disk held.
 pub(crate) struct OpenedDisk {
@@ -91,124 +81,6 @@ impl Unopened {
     }
 }
 
-/// Finds each disk's id: the one in its directory, or a free one. Written down where it is new. Of a disk that has
-/// failed it is not known.
-///
-/// # Errors
-///
-/// What is wrong with the settings.
-pub(crate) fn label_disks(
-    disks: &[DiskConfig],
-    incarnation: u128,
-) -> Result<Vec<Result<DiskId, String>>, String> {
-    let mut labels = Vec::new();
-    for disk in disks {
-        labels.push(match read_label(&disk.path, incarnation) {
-            Ok(label) => Ok(label),
-            Err(Unopened::Failed(problem)) => Err(problem),
-            Err(Unopened::Refused(problem)) => return Err(problem),
-        });
-    }
-    let known: BTreeSet<DiskId> = labels.iter().flatten().flatten().map(|it| it.disk).collect();
-    let mut free = (1..=u32::MAX).map(DiskId).filter(|id| !known.contains(id));
-    let mut ids: Vec<Result<DiskId, String>> = Vec::new();
-    for (disk, label) in disks.iter().zip(labels) {
-        let id = match label {
-            Ok(Some(label)) => Ok(label.disk),
-            Ok(None) => {
-                let free = free.next().unwrap_or_default();
-                match write_label(&disk.path, Label { incarnation, disk: free }) {
-                    Ok(()) => Ok(free),
-                    Err(Unopened::Failed(problem)) => Err(problem),
-                    Err(Unopened::Refused(problem)) => return Err(problem),
-                }
-            }
-            Err(problem) => Err(problem),
-        };
-        if id.is_ok() && ids.contains(&id) {
-            return Err(format!("{:?} is a copy of another of this node's disks", disk.path));
-        }
-        ids.push(id);
-    }
-    Ok(ids)
-}
-
-fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, Unopened> {
-    files::create_directory(directory)
-        .map_err(|error| Unopened::of(&error, format!("cannot make {directory:?}: {error}")))?;
-    let path = directory.join(LABEL_FILE);
-    let mut read = files::read(&path);
-    for _ in 1..READS_MAX {
-        // A read may fail once.
-        if !read.as_ref().is_err_and(files::is_failure) {
-            break;
-        }
-        read = files::read(&path);
-    }
-    let bytes = match read {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(Unopened::of(&error, format!("cannot read {path:?}: {error}"))),
-    };
-    match Label::parse(&String::from_utf8_lossy(&bytes), incarnation) {
-        Ok(label) => Ok(Some(label)),
-        Err(problem @ BadLabel::Damaged) => Err(Unopened::Failed(format!("{path:?} {problem}"))),
-        Err(problem) => Err(Unopened::Refused(format!("{path:?} {problem}"))),
-    }
-}
-
-/// What is wrong with a label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum BadLabel {
-    #[error("is damaged")]
-    Damaged,
-    #[error("is of a newer format")]
-    Version,
-    #[error("belongs to another data node")]
-    Foreign,
-}
-
-impl Label {
-    /// Reads the label of a disk of the node with this incarnation, or says what is wrong. The first format had no
-    /// checksum.
-    pub fn parse(text: &str, incarnation: u128) -> Result<Label, BadLabel> {
-        let (content, checksum) = text.rsplit_once("crc = ").unwrap_or((text, ""));
-        let fields: BTreeMap<&str, &str> =
-            content.lines().filter_map(|line| line.split_once(" = ")).collect();
-        let field = |name: &str| fields.get(name).copied().ok_or(BadLabel::Damaged);
-        let format: u32 = field("format")?.parse().map_err(|_| BadLabel::Damaged)?;
-        let is_sound =
-            u32::from_str_radix(checksum.trim_end(), 16) == Ok(crc32c(content.as_bytes()));
-        match format {
-            1 if checksum.is_empty() => {}
-            _ if !is_sound => return Err(BadLabel::Damaged),
-            LABEL_FORMAT => {}
-            _ => return Err(BadLabel::Version),
-        }
-        let found = u128::from_str_radix(field("incarnation")?, 16);
-        let disk = field("disk")?.parse().map_err(|_| BadLabel::Damaged)?;
-        match found {
-            Ok(found) if found == incarnation => Ok(Label { incarnation, disk: DiskId(disk) }),
-            Ok(_) => Err(BadLabel::Foreign),
-            Err(_) => Err(BadLabel::Damaged),
-        }
-    }
-
-    pub fn to_text(self) -> String {
-        let Label { incarnation, disk } = self;
-        let content =
-            format!("format = {LABEL_FORMAT}\nincarnation = {incarnation:032x}\ndisk = {disk}\n");
-        let crc = crc32c(content.as_bytes());
-        format!("{content}crc = {crc:08x}\n")
-    }
-}
-
-fn write_label(directory: &Path, label: Label) -> Result<(), Unopened> {
-    let path = directory.join(LABEL_FILE);
-    files::replace(&path, label.to_text().as_bytes())
-        .map_err(|error| Unopened::of(&error, format!("cannot write {path:?}: {error}")))
-}
-
 /// Opens everything on a disk. Takes as long as reading what was not flushed takes.
 pub(crate) fn open_disk(
     config: &DiskConfig,
@@ -230,6 +102,7 @@ pub(crate) fn open_disk(
         WalError::Io(error) => Unopened::of(&error, format!("cannot read its log: {error}")),
         error => Unopened::Refused(error.to_string()),
     })?;
+    renew_label(&directory, Label { incarnation, disk: id })?;
     let limits = StoreLimits { files_max, ..LIMITS };
     let store_disk = StoreDisk::new(Arc::new(DiskFiles::new()), limits);
     let mut replicas = Vec::new();
@@ -299,6 +172,29 @@ impl OpenedDisk {
         }
     }
 
+    /// What it holds of partitions.
+    pub fn found(&self) -> impl Iterator<Item = Found> {
+        let whole = self.replicas.iter().map(|(state, _)| state);
+        let whole = whole.map(|state| (state.partition, Some(state.configuration.epoch)));
+        let damaged = self.damaged.iter().map(|partition| (*partition, None));
+        whole.chain(damaged).map(|(partition, epoch)| (partition, self.id, epoch))
+    }
+
+    /// Replicas whose partition has another one on this node take no part: they are reported like damaged ones, until
+    /// the managers have them deleted.
+    pub fn leave_out(&mut self, ledger: &Ledger) {
+        let (disk, replicas) = (self.id, std::mem::take(&mut self.replicas));
+        for (state, opened) in replicas {
+            let partition = state.partition;
+            if ledger.has_replica(partition, disk) {
+                self.replicas.push((state, opened));
+            } else {
+                tracing::warn!(%partition, %disk, "what is left of a replica that was made again on another disk");
+                self.damaged.insert(partition);
+            }
+        }
+    }
+
     /// Starts the disk's threads and its Raft groups.
     pub fn start(
         self,
@@ -356,7 +252,9 @@ impl OpenedDisk {
             heard_ms: BTreeMap::new(),
         };
         let mut routes = disk.shared.routes.borrow_mut();
-        routes.extend(disk.damaged.iter().map(|id| (*id, index)));
+        for id in &disk.damaged {
+            routes.entry(*id).or_insert(index);
+        }
         drop(routes);
         for (state, opened) in self.replicas {
             let refusal = refused.get(&state.partition).map(ToString::to_string);
@@ -431,56 +329,5 @@ impl Disk {
             partition.applying.borrow_mut().resume(status.applied);
         }
         self.partitions.insert(id, partition);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn disks_keep_their_ids_in_whatever_order_they_are_named() {
-        let base = tempfile::tempdir().unwrap();
-        let disk = |name: &str| DiskConfig::new(base.path().join(name));
-        let (a, b, c) = (disk("a"), disk("b"), disk("c"));
-        let ids = |ids: &[u32]| Ok(ids.iter().map(|id| Ok(DiskId(*id))).collect::<Vec<_>>());
-        assert_eq!(label_disks(&[a.clone(), b.clone()], 7), ids(&[1, 2]));
-        let later = label_disks(&[c, b.clone(), a.clone()], 7);
-        assert_eq!(later, ids(&[3, 2, 1]));
-        let foreign = label_disks(std::slice::from_ref(&a), 8).unwrap_err();
-        assert!(foreign.contains("another data node"), "{foreign}");
-        std::fs::copy(a.path.join(LABEL_FILE), b.path.join(LABEL_FILE)).unwrap();
-        let copied = label_disks(&[a, b], 7).unwrap_err();
-        assert!(copied.contains("copy"), "{copied}");
-    }
-
-    /// Found by a reader: one rotten byte in one disk's label, and no disk of the node was served any more.
-    #[test]
-    fn a_damaged_label_costs_no_other_disk() {
-        let base = tempfile::tempdir().unwrap();
-        let disks = ["a", "b", "c"].map(|name| DiskConfig::new(base.path().join(name)));
-        label_disks(&disks[..2], 7).unwrap();
-        let path = disks[0].path.join(LABEL_FILE);
-        let whole = std::fs::read(&path).unwrap();
-        for (at, bit) in (0..whole.len()).flat_map(|at| (0..8).map(move |bit| (at, bit))) {
-            let mut rotten = whole.clone();
-            rotten[at] ^= 1 << bit;
-            std::fs::write(&path, rotten).unwrap();
-            let ids = label_disks(&disks[..2], 7).unwrap();
-            assert!(ids[0].is_err() || ids[0] == Ok(DiskId(1)), "{at} {bit}: {ids:?}");
-            assert_eq!(ids[1], Ok(DiskId(2)));
-        }
-        std::fs::write(&path, "").unwrap();
-        let ids = label_disks(&disks, 7).unwrap();
-        assert!(ids[0].is_err() && ids[1] == Ok(DiskId(2)), "{ids:?}");
-    }
-
-    #[test]
-    fn a_label_without_a_checksum_is_of_the_first_format() {
-        let first = "format = 1\nincarnation = 7\ndisk = 3\n";
-        assert_eq!(Label::parse(first, 7), Ok(Label { incarnation: 7, disk: DiskId(3) }));
-        assert_eq!(Label::parse(first, 8), Err(BadLabel::Foreign));
-        let second = first.replace("format = 1", "format = 2");
-        assert_eq!(Label::parse(&second, 7), Err(BadLabel::Damaged));
     }
 }

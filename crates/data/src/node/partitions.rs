@@ -178,13 +178,23 @@ impl Disk {
         let result = self.make_partition(&create);
         if let Err(problem) = &result {
             tracing::error!(partition = %id, problem, "cannot create the partition");
-            self.shared.routes.borrow_mut().remove(&id);
+            self.leave_route(id);
         }
         answer_done(reply, result.map_err(|_| DataError::DiskFailed));
     }
 
+    /// No replica is here any more; one on another disk of the node may be.
+    fn leave_route(&self, id: PartitionId) {
+        let mut routes = self.shared.routes.borrow_mut();
+        if routes.get(&id) == Some(&self.index) {
+            routes.remove(&id);
+        }
+    }
+
     fn make_partition(&mut self, create: &CreateDataPartition) -> Result<(), String> {
         let id = create.partition;
+        let noted = self.shared.ledger.borrow_mut().note_replica(id, self.id);
+        noted.map_err(|error| format!("cannot note it in the node's directory: {error}"))?;
         let directory = self.extents.join(id.to_string());
         let opened = ExtentStore::open(&self.store_disk, &directory, id);
         let (store, report) = opened.map_err(|error| format!("{error}"))?;
@@ -326,7 +336,7 @@ impl Disk {
                 if matches!(wiped, Some(Ok(()))) {
                     disk.damaged.remove(&id);
                     // Not before: who has no route is taken for deleted.
-                    disk.shared.routes.borrow_mut().remove(&id);
+                    disk.leave_route(id);
                 }
                 then(disk, wiped);
             };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use bytes::Bytes;
 use milpa_host::clock::now_us;
 use milpa_host::rpc::{Peer, Reply, Service};
-use milpa_types::{DataError, FreedRange, PartitionId, Role, VolumeId};
+use milpa_types::{DataError, Deletion, FreedRange, PartitionId, Role, VolumeId};
 use milpa_wire::data::{DataAnswer, DataNodeReport, DataRequest, FREED_RANGES_MAX};
 
 use crate::store::Freed;
@@ -77,13 +77,25 @@ impl DataService {
         }
     }
 
+    /// The disk whose replica serves; for what is to be made, or deleted, that of a replica that takes no part may be another.
     fn disk_of(&self, request: &DataRequest) -> Option<usize> {
         let partition = partition_of(request)?;
         let known = self.shared.routes.borrow().get(&partition).copied();
-        match (known, request) {
-            (None, DataRequest::CreatePartition(create)) => {
-                self.shared.disks.borrow().iter().position(|disk| disk.id == create.disk)
+        let disks = self.shared.disks.borrow();
+        let takes_no_part = |index: &usize| {
+            disks.get(*index).is_some_and(|disk| disk.report.damaged.contains(&partition))
+        };
+        let left_over = || (0..disks.len()).find(takes_no_part);
+        match request {
+            DataRequest::CreatePartition(create) => {
+                let named = || disks.iter().position(|disk| disk.id == create.disk);
+                known.filter(|index| !takes_no_part(index)).or_else(named)
             }
+            DataRequest::DeletePartition { deletion, .. } => match deletion {
+                Deletion::Leftover { log_end: None } => left_over().or(known),
+                Deletion::Leftover { .. } => known,
+                Deletion::Any => known.or_else(left_over),
+            },
             _ => known,
         }
     }

@@ -20,6 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::DataNodeConfig;
 
 use super::disk::{Disk, DiskEvent};
+use super::ledger::Ledger;
 use super::metrics::Gauges;
 use super::peers::Peers;
 
@@ -62,8 +63,10 @@ pub(crate) struct Shared {
     pub managers: Managers,
     /// Where the other nodes listen, also while no manager is there to tell.
     pub addresses: RefCell<AddressBook>,
-    /// Which disk holds a partition.
+    /// Which disk holds a partition: the one whose replica serves, if one does.
     pub routes: RefCell<BTreeMap<PartitionId, usize>>,
+    /// The same, and where the last replica was, for the next start.
+    pub ledger: RefCell<Ledger>,
     /// The disks.
     pub disks: RefCell<Vec<DiskHandle>>,
     /// Disks that could not be opened.

@@ -7,6 +7,7 @@
 
 mod alone;
 mod damage;
+mod disks;
 mod filling;
 mod freeing;
 mod gaps;
@@ -302,36 +303,6 @@ fn a_leftover_that_has_joined_again_is_not_deleted_by_a_late_word() {
         cluster.configure(configuration(5, &[1, 2]), &[1, 2]).await;
         let log_end = cluster.report(3).await.unwrap().log_end;
         assert_eq!(cluster.delete_replica(3, Deletion::Leftover { log_end }).await, Ok(()));
-    });
-}
-
-/// Found by a reader: one rotten byte in the label of one disk, or one bad sector in its log, and none of a node's disks
-/// was served any more.
-#[test]
-fn a_disk_that_has_failed_costs_no_other_disk() {
-    run(async |cluster| {
-        let bytes = pattern(1, 100_000);
-        let new = AppendTarget::New { token: 1 };
-        let (extent, ..) = cluster.append_patiently(1, 1, new, &bytes).await;
-        cluster.equal_digests(&[1, 2, 3], 1).await;
-        let (with, without) = cluster.disk_labels(3);
-        for (label, is_served) in [(without, true), (with, false)] {
-            cluster.kill_node(3).await;
-            let whole = std::fs::read(&label).unwrap();
-            std::fs::write(&label, &whole[1..]).unwrap();
-            cluster.forget_heard(3);
-            cluster.start_node(3).await;
-            let heard = nodes::until("it is heard", async || cluster.heard(3)).await;
-            assert_eq!(heard.disks.len(), 1);
-            assert_eq!(heard.data.len(), usize::from(is_served));
-            let read = cluster.read(3, extent, 0..100_000, false).await;
-            let expected = is_served.then_some(bytes.clone()).ok_or(DataError::WrongPartition);
-            assert_eq!(read, expected);
-            std::fs::write(&label, whole).unwrap();
-        }
-        cluster.kill_node(3).await;
-        cluster.start_node(3).await;
-        cluster.equal_digests(&[1, 2, 3], 1).await;
     });
 }
 

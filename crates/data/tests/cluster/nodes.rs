@@ -170,7 +170,6 @@ impl Cluster {
         self.registry.lives.borrow().values().map(|(_, renewed)| renewed).sum()
     }
 
-    /// A backup of all that a node has.
     /// What the managers last heard from a node.
     pub fn heard(&self, node: u32) -> Option<Heartbeat> {
         self.registry.heard.borrow().get(&NodeId(node)).cloned()
@@ -187,6 +186,7 @@ impl Cluster {
         self.base.path().join(place)
     }
 
+    /// A backup of all that a node has.
     pub fn copy_directory(&self, node: u32, to: &Path) {
         copy(&self.base.path().join(format!("node{node}")), to);
     }
@@ -317,7 +317,6 @@ impl Cluster {
         file.set_len(EXTENT_BYTES_MAX + 1024).unwrap();
     }
 
-    /// What says whose a replica's directory is.
     /// The labels of the disk that has a node's replica, and of its other one.
     pub fn disk_labels(&self, node: u32) -> (PathBuf, PathBuf) {
         let DiskId(used) = disk_of(node);
@@ -325,6 +324,7 @@ impl Cluster {
         (label(used), label(3 - used))
     }
 
+    /// What says whose a replica's directory is.
     pub fn label_file(&self, node: u32) -> PathBuf {
         let place = format!("node{node}/disk{}/partitions/{PARTITION}/label", disk_of(node));
         self.base.path().join(place)
@@ -385,6 +385,10 @@ fn copy(from: &Path, to: &Path) {
 
 fn disk_of(node: u32) -> DiskId {
     DiskId(1 + node % 2)
+}
+
+pub fn other_disk_of(node: u32) -> DiskId {
+    DiskId(3 - disk_of(node).0)
 }
 
 /// The first member is the primary.

@@ -3,7 +3,7 @@
 //! A step is planned in every pass until the reports show it done, so no answer matters: not a
 //! lost one, nor one that a former leader got.
 
-use milpa_types::{Deletion, InodeId, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
+use milpa_types::{Deletion, InodeId, LogEnd, NodeId, PartitionId, Role, VolumeId, VolumeOptions};
 use milpa_wire::data::{Configuration, CreateDataPartition};
 use milpa_wire::meta::{CreateMetaPartition, StateMark};
 
@@ -398,13 +398,19 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
     for node in view.state.nodes() {
         let Some(load) = reporting(view, node.id) else { continue };
         let node = node.id;
-        for partition in load.data_held() {
+        let held = load.data.iter().map(|(partition, report)| (*partition, report.log_end, false));
+        let takes_no_part = |partition: &PartitionId| {
+            // Another one may serve, on another of the node's disks.
+            (*partition, None, load.data.contains_key(partition))
+        };
+        let damaged = load.data_damaged.iter().map(takes_no_part);
+        for (partition, log_end, is_second) in held.chain(damaged) {
             let Some(record) = view.state.data_partition(partition) else { continue };
-            if record.disk_of(node).is_some() || record.is_configured(node) {
+            if !is_second && (record.disk_of(node).is_some() || record.is_configured(node)) {
                 continue;
             }
             if *whole.entry(partition).or_insert_with(|| is_whole(view, record)) {
-                plan.steps.push(leftover(node, PartitionKind::Data, partition, load));
+                plan.steps.push(leftover(node, PartitionKind::Data, partition, log_end));
             }
         }
         for partition in load.meta_held() {
@@ -414,18 +420,20 @@ fn remove_dropped(view: View<'_>, plan: &mut Plan) {
                 false => members::is_whole(view, record),
             };
             if !record.members.contains(&node) && record.joining != Some(node) && is_needless {
-                plan.steps.push(leftover(node, PartitionKind::Meta, partition, load));
+                let log_end = load.meta.get(&partition).and_then(|report| report.log_end);
+                plan.steps.push(leftover(node, PartitionKind::Meta, partition, log_end));
             }
         }
     }
 }
 
 /// Deletes a replica as its node has reported it.
-fn leftover(node: NodeId, kind: PartitionKind, partition: PartitionId, load: &NodeLoad) -> Step {
-    let log_end = match kind {
-        PartitionKind::Meta => load.meta.get(&partition).and_then(|report| report.log_end),
-        PartitionKind::Data => load.data.get(&partition).and_then(|report| report.log_end),
-    };
+fn leftover(
+    node: NodeId,
+    kind: PartitionKind,
+    partition: PartitionId,
+    log_end: Option<LogEnd>,
+) -> Step {
     Step::Delete { node, kind, partition, deletion: Deletion::Leftover { log_end } }
 }
 

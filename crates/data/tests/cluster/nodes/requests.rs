@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use milpa_host::rpc::Pool;
-use milpa_types::{DataError, Deletion, Epoch, ExtentId, InodeId, NodeId, Role};
+use milpa_types::{DataError, Deletion, DiskId, Epoch, ExtentId, InodeId, NodeId, Role};
 use milpa_wire::data::*;
 
 use super::{
@@ -41,10 +41,19 @@ impl Cluster {
         node: u32,
         configuration: Configuration,
     ) -> Result<(), DataError> {
+        self.try_create_replica_on(node, disk_of(node), configuration).await
+    }
+
+    pub async fn try_create_replica_on(
+        &self,
+        node: u32,
+        disk: DiskId,
+        configuration: Configuration,
+    ) -> Result<(), DataError> {
         let request = DataRequest::CreatePartition(CreateDataPartition {
             partition: PARTITION,
             volume: VOLUME,
-            disk: disk_of(node),
+            disk,
             configuration,
             relaxed: false,
         });

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{NodeId, PartitionId};
+use milpa_types::{Deletion, NodeId, PartitionId};
 use milpa_wire::data::DataPartitionReport;
 use milpa_wire::manager::{Heartbeat, SlowPeer};
 use milpa_wire::meta::{MetaPartitionReport, MetaStatistics};
@@ -279,11 +279,14 @@ impl World {
             Step::Refuse { node, partition, .. } => {
                 self.meta.entry(*node).or_default().remove(partition);
             }
-            Step::Delete { node, partition, .. } => {
+            Step::Delete { node, partition, deletion, .. } => {
+                let is_second = *deletion == Deletion::Leftover { log_end: None };
+                if self.damaged_at(*node).remove(partition) && is_second {
+                    return;
+                }
                 // One of the two maps holds it.
                 self.meta.entry(*node).or_default().remove(partition);
                 self.data.entry(*node).or_default().remove(partition);
-                self.damaged_at(*node).remove(partition);
             }
         }
     }

@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use milpa_types::{
-    DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions,
+    Deletion, DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions,
 };
 use proptest::prelude::*;
 
@@ -149,6 +149,34 @@ fn a_damaged_data_replica_is_deleted_when_it_is_not_needed() {
     world.settle();
     assert_eq!(*world.damaged_at(other), [].into());
     assert_eq!(world.log.state.removals().count(), 0);
+}
+
+/// What is left on a disk that was out, of a replica that was made again on another one of the same node.
+#[test]
+fn a_second_replica_on_one_node_is_deleted_once_its_partition_is_whole() {
+    let mut world = roomy(3, 4);
+    let (node, partition) = (first_data(&world), PartitionId(4));
+    let other = world.data_record(4).configuration.members[1];
+    world.down.insert(other);
+    world.wait(2 * world.policy.silence_period_ms);
+    world.damaged_at(node).insert(partition);
+    let second = Deletion::Leftover { log_end: None };
+    let deletes = |plan: Plan| {
+        let deletion = |step: &Step| match step {
+            Step::Delete { node: at, deletion, .. } if *at == node => Some(*deletion),
+            _ => None,
+        };
+        plan.steps.iter().filter_map(deletion).collect::<Vec<_>>()
+    };
+    assert_eq!(deletes(world.pass()), []);
+    world.down.clear();
+    let mut deleted = Vec::new();
+    for _ in 0..100 {
+        deleted.extend(deletes(world.pass()));
+    }
+    assert_eq!(deleted, [second]);
+    assert_eq!(*world.damaged_at(node), [].into());
+    assert!(world.data[&node].contains_key(&partition));
 }
 
 #[test]
