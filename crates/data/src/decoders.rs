@@ -18,7 +18,7 @@ pub fn all() -> Vec<Decoder> {
     let mut all = crate::store::decoders::all();
     all.extend([
         Decoder {
-            name: "partition-state-5",
+            name: "partition-state-6",
             sample: state,
             again: state_again,
             seal: |b| state_seal(b),
@@ -63,6 +63,7 @@ fn state(seed: u64) -> Vec<u8> {
             lacks_overwritten: true,
             is_given_rest: true,
             overwritten: 93,
+            is_new: true,
         },
         _ => generate(seed),
     }
@@ -149,7 +150,10 @@ mod tests {
     #[test]
     fn the_first_formats_of_a_partition_s_state_are_read() {
         let now = PartitionState::decode(&state(0)).unwrap();
-        let fourth = PartitionState { overwritten: now.applied, ..now };
+        let fifth = PartitionState { is_new: false, ..now };
+        let bytes = include_bytes!("../golden/partition-state-5");
+        assert_eq!(PartitionState::decode(bytes), Ok(fifth.clone()));
+        let fourth = PartitionState { overwritten: fifth.applied, ..fifth };
         let bytes = include_bytes!("../golden/partition-state-4");
         assert_eq!(PartitionState::decode(bytes), Ok(fourth.clone()));
         let third = PartitionState { lacks_overwritten: false, is_given_rest: false, ..fourth };

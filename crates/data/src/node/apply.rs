@@ -68,7 +68,7 @@ impl Disk {
     ) {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         partition.handed.hand(position.index, &it);
-        let is_fetching = Rc::strong_count(&partition.fetches) > 1;
+        let is_fetching = partition.is_fetching();
         partition.recent.hand(position.index, &it, is_fetching);
         let store = Arc::clone(&partition.store);
         let extent = it.extent;

@@ -146,7 +146,7 @@ impl Disk {
         let goes_alone = wanted.members == [self.shared.node] && !wanted.learners.is_empty();
         partition.state.is_given_rest =
             goes_alone && (was_one_of_two || partition.state.is_given_rest);
-        partition.state.configuration = wanted.clone();
+        partition.state.adopt(wanted.clone(), self.shared.node);
         partition.state.configured = position;
         // Whom to hear does not wait for a disk that may be full.
         self.driver.multi.set_roster(id, wanted.epoch, &wanted.members);

@@ -19,6 +19,7 @@ use super::fetch::{Chunk, Doubt};
 use super::freed;
 use super::partition::{Partition, answer_done};
 use super::shared::Shared;
+use super::usage::Usage;
 
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
@@ -204,16 +205,16 @@ impl Filling {
     }
 
     /// Whether more of an extent may come here, as decided in this epoch: another primary may have decided on another
-    /// length. One that is to become a member keeps to what a disk is to be filled with, as the managers can take
-    /// another place; a member goes on as long as its own log has room.
+    /// length. A new replica keeps to what a disk is to be filled with, as the managers can take another place; what was a
+    /// member once goes on as long as its log has room.
     async fn may_grow(&self, epoch: Epoch) -> Result<(), DataError> {
-        let (partition, node) = (self.partition, self.shared.node);
+        let partition = self.partition;
         let checked = move |disk: &mut Disk| {
             let replica = disk.partitions.get(&partition).ok_or(DataError::WrongPartition)?;
             replica.check_epoch(epoch)?;
-            let is_member = replica.configuration.members.contains(&node);
-            let has_room = if is_member { !disk.usage.is_exhausted } else { !disk.usage.is_full };
-            if has_room { Ok(()) } else { Err(DataError::NoSpace) }
+            let Usage { is_full, is_exhausted, .. } = disk.usage;
+            let has_no_room = if replica.state.is_new { is_full } else { is_exhausted };
+            if has_no_room { Err(DataError::NoSpace) } else { Ok(()) }
         };
         self.shared.ask_disk(self.disk, checked).await.ok_or(DataError::Busy)?
     }

@@ -338,7 +338,7 @@ impl Disk {
             Box::new(move |disk| {
                 if let Some(partition) = disk.partitions.get_mut(&id) {
                     partition.checkpoint.is_running = false;
-                    if Rc::strong_count(&partition.fetches) == 1 {
+                    if !partition.is_fetching() {
                         partition.applying.borrow_mut().forget_until(index);
                     }
                 }

@@ -72,6 +72,11 @@ pub(crate) fn is_founder(state: &PartitionState, node: NodeId) -> bool {
 }
 
 impl Partition {
+    /// Whether bytes are on their way here from other replicas.
+    pub fn is_fetching(&self) -> bool {
+        Rc::strong_count(&self.fetches) > 1
+    }
+
     /// A replica around its store. `ids_next` is the first id that was never reserved.
     pub fn new(
         node: NodeId,
@@ -211,6 +216,7 @@ impl Disk {
             lacks_overwritten: false,
             is_given_rest: false,
             overwritten: 0,
+            is_new: !create.configuration.members.contains(&self.shared.node),
         };
         // Small, rare, and before anybody may rely on it: written on this thread.
         state.save(&self.states).map_err(|error| error.to_string())?;

@@ -29,8 +29,7 @@ impl Recent {
     /// One goes to the disk, for the first time or again. Nothing is kept while nobody fetches anything.
     pub fn hand(&mut self, index: u64, it: &Arc<CommittedOverwrite>, is_fetching: bool) {
         if !is_fetching {
-            self.overwrites.clear();
-            self.bytes = 0;
+            self.forget_all();
             self.forgotten = self.forgotten.max(index);
             return;
         }
@@ -46,6 +45,14 @@ impl Recent {
             self.bytes -= ONE_BYTES + oldest.bytes.len();
             self.forgotten = index;
         }
+    }
+
+    /// Nobody fetches anything any more.
+    pub fn forget_all(&mut self) {
+        let last = self.overwrites.last_key_value().map_or(0, |(index, _)| *index);
+        self.forgotten = self.forgotten.max(last);
+        self.overwrites.clear();
+        self.bytes = 0;
     }
 
     /// All of an extent behind `index`, in their order. `None` if not all are known.
@@ -88,6 +95,9 @@ mod tests {
         assert_eq!(recent.bytes, 3 * (ONE_BYTES + 10));
         recent.hand(10, &overwrite(EXTENT, 10), false);
         assert_eq!((behind(&recent, 9), recent.bytes), (None, 0));
+        recent.hand(12, &overwrite(EXTENT, 10), true);
+        recent.forget_all();
+        assert_eq!((behind(&recent, 11), behind(&recent, 12), recent.bytes), (None, Some(0), 0));
     }
 
     #[test]

@@ -93,7 +93,7 @@ impl Disk {
         partition.state.overwritten = partition.state.overwritten.max(overwritten);
         partition.state.snapshot = Some(snapshot);
         if configuration.epoch > partition.state.configuration.epoch {
-            partition.state.configuration = configuration.clone();
+            partition.state.adopt(configuration.clone(), self.shared.node);
             self.driver.multi.set_roster(id, configuration.epoch, &configuration.members);
         }
         self.save_state(

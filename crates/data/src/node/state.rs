@@ -6,13 +6,13 @@
 //! ```text
 //! offset size field
 //!      0    4 magic "MLPS"
-//!      4    4 format, 5
+//!      4    4 format, 6
 //!      8    4 CRC32C of all else
 //!     12    . the state, encoded
 //! ```
 //!
 //! In format 1 the checksum covered the state alone; up to format 2 the state ended before `configured`, in format 3
-//! before `lacks_overwritten`, in format 4 before `overwritten`.
+//! before `lacks_overwritten`, in format 4 before `overwritten`, in format 5 before `is_new`.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 
 use milpa_host::disk;
 use milpa_raft::{LogPosition, SnapshotDescriptor};
-use milpa_types::{PartitionId, VolumeId};
+use milpa_types::{NodeId, PartitionId, VolumeId};
 use milpa_wire::data::Configuration;
 use milpa_wire::frame::crc32c_of;
 use serde::{Deserialize, Serialize};
@@ -28,7 +28,9 @@ use serde::{Deserialize, Serialize};
 use super::open::Unopened;
 
 const MAGIC: [u8; 4] = *b"MLPS";
-const FORMAT: u32 = 5;
+const FORMAT: u32 = 6;
+/// From this one on it says which overwrite was the last.
+const OVERWRITTEN_FORMAT: u32 = 5;
 /// In this one the checksum covers less.
 const FIRST_FORMAT: u32 = 1;
 const HEADER_BYTES: usize = 12;
@@ -61,6 +63,8 @@ pub(crate) struct PartitionState {
     pub is_given_rest: bool,
     /// No entry of the log behind this index and up to `applied` is an overwrite.
     pub overwritten: u64,
+    /// It was made blank, and has not been a member since.
+    pub is_new: bool,
 }
 
 /// Where the state of a partition lies.
@@ -69,6 +73,12 @@ pub(crate) fn state_path(directory: &Path, partition: PartitionId) -> PathBuf {
 }
 
 impl PartitionState {
+    /// Another configuration is in force for this node.
+    pub fn adopt(&mut self, configuration: Configuration, node: NodeId) {
+        self.is_new &= !configuration.members.contains(&node);
+        self.configuration = configuration;
+    }
+
     /// Makes the state durable.
     pub fn save(&self, directory: &Path) -> io::Result<()> {
         disk::replace(&state_path(directory, self.partition), &self.encode())
@@ -94,15 +104,17 @@ impl PartitionState {
         }
         let format = (FIRST_FORMAT..=FORMAT).find(|format| is_of(*format));
         // What the state did not have yet.
-        let missing = match format.ok_or(BadState::Version)? {
-            1 | 2 => milpa_wire::encode(&(LogPosition::default(), false, false, 0_u64)),
-            3 => milpa_wire::encode(&(false, false, 0_u64)),
-            4 => milpa_wire::encode(&0_u64),
+        let format = format.ok_or(BadState::Version)?;
+        let missing = match format {
+            1 | 2 => milpa_wire::encode(&(LogPosition::default(), false, false, 0_u64, false)),
+            3 => milpa_wire::encode(&(false, false, 0_u64, false)),
+            4 => milpa_wire::encode(&(0_u64, false)),
+            5 => milpa_wire::encode(&false),
             _ => Vec::new(),
         };
         let state = milpa_wire::decode(&[body, &missing].concat());
         let mut state: PartitionState = state.map_err(|_| BadState::Version)?;
-        if !is_of(FORMAT) {
+        if format < OVERWRITTEN_FORMAT {
             // Any may be one.
             state.overwritten = state.applied;
         }
@@ -196,6 +208,7 @@ mod tests {
             relaxed: false,
             configured: LogPosition { term: 2, index: 90 },
             lacks_overwritten: true,
+            is_new: true,
             is_given_rest: false,
             overwritten: 80,
         }
@@ -245,7 +258,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = state_path(directory.path(), PartitionId(7));
         let mut newer = state().encode();
-        newer[4] = 6;
+        newer[4] = FORMAT as u8 + 1;
         let crc = crc32c_of(&[&newer[..8], &newer[12..]]);
         newer[8..12].copy_from_slice(&crc.to_le_bytes());
         std::fs::write(&path, newer).unwrap();

@@ -91,6 +91,9 @@ impl Disk {
                 for (id, bytes) in counts {
                     if let Some(partition) = disk.partitions.get_mut(&id) {
                         partition.allocated_bytes = bytes;
+                        if !partition.is_fetching() {
+                            partition.recent.forget_all();
+                        }
                     }
                 }
                 disk.refuse_when_full();

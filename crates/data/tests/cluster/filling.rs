@@ -149,6 +149,24 @@ fn a_new_replica_is_not_filled_on_a_full_disk() {
     });
 }
 
+/// Found by a reader: a member that had been away while the disks became full was never made whole again: the reserve was
+/// kept from it, as from a new one.
+#[test]
+fn one_that_is_back_is_made_whole_on_a_full_disk() {
+    run(async |cluster| {
+        let bytes = pattern(1, 1 << 20);
+        let new = |token| AppendTarget::New { token };
+        cluster.append_patiently(1, 1, new(1), &bytes).await;
+        cluster.kill_node(3).await;
+        cluster.configure(configuration(2, &[1, 2]), &[1, 2]).await;
+        let (extent, ..) = cluster.append_patiently(1, 2, new(2), &bytes).await;
+        cluster.close(extent).await;
+        cluster.start_full_node(3).await;
+        cluster.join(3, configuration(4, &[1, 2, 3]), &[1, 2, 3]).await;
+        cluster.equal_digests(&[1, 2, 3], 2).await;
+    });
+}
+
 /// Found by a reader: each piece of a fill was given up if any block of its extent was overwritten while it was on its way,
 /// so that a file that is overwritten all the time stayed one copy short. Now what was overwritten is laid over it.
 #[test]

@@ -136,7 +136,9 @@ impl Cluster {
     /// A node whose disks have no more room than they are to keep.
     pub async fn start_full_node(&mut self, node: u32) {
         let mut config = self.config(node);
-        config.disks.iter_mut().for_each(|disk| disk.reserve_bytes = 1 << 40);
+        // All that is free is of the reserve, and that is not exhausted.
+        let free = milpa_host::disk::space(self.base.path()).unwrap().free;
+        config.disks.iter_mut().for_each(|disk| disk.reserve_bytes = (free * 2).min(1 << 40));
         self.start_node_with(node, config).await;
     }
 

@@ -271,9 +271,23 @@ impl Write for FileStream {
 }
 
 /// Whether the disk has failed, or what is on it: not a mistake of who asked, and nothing that others can give back.
+/// What the block layer reports of a medium, a link or a target that is gone comes through file systems as it is.
 #[must_use]
 pub fn is_failure(error: &io::Error) -> bool {
-    let errors = [libc::EIO, libc::EUCLEAN, libc::EBADMSG, libc::ENXIO, libc::ENODEV, libc::EROFS];
+    let errors = [
+        libc::EIO,
+        libc::EUCLEAN,
+        libc::EBADMSG,
+        libc::ENXIO,
+        libc::ENODEV,
+        libc::EROFS,
+        libc::ENODATA,
+        libc::ETIMEDOUT,
+        libc::ENOLINK,
+        libc::EREMOTEIO,
+        libc::EILSEQ,
+        libc::ENOMEDIUM,
+    ];
     error.raw_os_error().is_some_and(|error| errors.contains(&error))
 }
 
