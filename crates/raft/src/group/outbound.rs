@@ -273,7 +273,7 @@ impl Group {
         let message_bytes_max = setting.config.message_bytes_max;
         let sending = Sending { now_ms, installing, message_bytes_max };
         for mut raw in raws {
-            if self.install.is_some() && is_request_for_a_vote(&raw) {
+            if self.lacks_its_snapshot() && is_request_for_a_vote(&raw) {
                 // Its log is of a time that the group has left, and so may be the voters that it counts: its owner may know
                 // of newer ones already, so that others would hear it (simulation, seed 772001).
                 continue;

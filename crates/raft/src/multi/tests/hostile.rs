@@ -169,20 +169,48 @@ fn who_fetches_a_snapshot_does_not_stand() {
     let offer = Body::Snapshot(SnapshotDescriptor { position, members });
     let frame = Frame { messages: vec![(GROUP, Message::new(2, offer))] };
     multi.step_frame(NodeId(1), frame.encode(), 0).unwrap();
-    let stands = |multi: &mut MultiRaft, from_ms: u64| {
-        let mut asked = 0;
-        for now_ms in (from_ms..from_ms + 10_000).step_by(10) {
-            multi.tick(now_ms);
-            let turn = multi.turn(now_ms);
-            if let Some(batch) = turn.batch {
-                multi.persisted(batch.number, now_ms);
-            }
-            let frames = turn.messages.iter().flat_map(|(_, frame)| &frame.messages);
-            asked += frames.filter(|(_, it)| matches!(it.body, Body::Vote { .. })).count();
-        }
-        asked > 0
-    };
     assert!(!stands(&mut multi, 0));
     multi.snapshot_failed(GROUP);
     assert!(stands(&mut multi, 10_000));
+}
+
+/// Whether it asks for votes within ten seconds.
+fn stands(multi: &mut MultiRaft, from_ms: u64) -> bool {
+    let mut asked = 0;
+    for now_ms in (from_ms..from_ms + 10_000).step_by(10) {
+        multi.tick(now_ms);
+        let turn = multi.turn(now_ms);
+        if let Some(batch) = turn.batch {
+            multi.persisted(batch.number, now_ms);
+        }
+        let frames = turn.messages.iter().flat_map(|(_, frame)| &frame.messages);
+        asked += frames.filter(|(_, it)| matches!(it.body, Body::Vote { .. })).count();
+    }
+    asked > 0
+}
+
+/// Found by a reader: a voter that fetched a snapshot, and had got what is in it as entries meanwhile, stood without asking
+/// anybody for a vote: where the others had less, nobody led until the fetch had ended. And while its log did lack
+/// that, a word to take over made a candidate of it that could ask nobody.
+#[test]
+fn who_has_got_what_its_snapshot_holds_stands_again() {
+    let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+    assert!(multi.create_group(GROUP, &[0, 1, 2].map(NodeId), &[], false));
+    let take = |multi: &mut MultiRaft, body| {
+        let frame = Frame { messages: vec![(GROUP, Message::new(2, body))] };
+        multi.step_frame(NodeId(1), frame.encode(), 0).unwrap();
+        let turn = multi.turn(0);
+        turn.batch.into_iter().for_each(|batch| multi.persisted(batch.number, 0));
+        let _ = multi.turn(0);
+    };
+    let at = |term, index| LogPosition { term, index };
+    let members = Members::new(&[0, 1, 2].map(NodeId), &[]);
+    take(&mut multi, Body::Snapshot(SnapshotDescriptor { position: at(2, 3), members }));
+    take(&mut multi, Body::TimeoutNow);
+    assert_eq!(multi.status(GROUP).unwrap().term, 2, "a candidate that may not ask");
+    let entry = |index| LogEntry { position: at(2, index), ..LogEntry::default() };
+    let entries = vec![entry(2), entry(3)];
+    take(&mut multi, Body::Append { prev: at(1, 1), commit: 1, count: 2, entries });
+    assert_eq!(multi.status(GROUP).unwrap().last_index, 3);
+    assert!(stands(&mut multi, 0));
 }
