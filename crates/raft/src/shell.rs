@@ -316,6 +316,7 @@ impl RaftDriver {
             }
             outbox.perform(turn);
         }
+        self.multi.hold(!self.writer.has_room());
         if self.writer.is_fenced() {
             self.multi.log_failed();
             return Err(DriveError::Fenced);
@@ -327,6 +328,8 @@ impl RaftDriver {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::RaftConfig;
+    use crate::message::{Body, Message};
     use crate::types::{LogPosition, Members};
     use crate::wal::{EntryKind, LogEntry, MemoryStorage, WalOptions};
 
@@ -348,6 +351,24 @@ mod tests {
             records.insert(0, Record::GroupCreated { group, mark, members });
         }
         LogBatch { number, records }
+    }
+
+    /// An owner that only counts.
+    #[derive(Default)]
+    struct Nobody {
+        sent: usize,
+    }
+
+    impl Outbox for Nobody {
+        fn send(&mut self, _to: NodeId, _frame: Frame) {
+            self.sent += 1;
+        }
+
+        fn apply(&mut self, _group: PartitionId, entries: Vec<Committed>) -> Option<u64> {
+            entries.last().map(|entry| entry.position.index)
+        }
+
+        fn perform(&mut self, _turn: Turn) {}
     }
 
     fn writer(disk: &MemoryStorage) -> LogWriter {
@@ -385,6 +406,46 @@ mod tests {
         writer.submit(batch(2));
         assert_eq!(writer.progressed().await, LogProgress::Fenced);
         assert!(writer.is_fenced());
+    }
+
+    /// Found by a reader: while the log waited for room, and the writer took no more, what others sent went on piling up
+    /// in the library, and what each tick had a leader say.
+    #[tokio::test(flavor = "current_thread")]
+    async fn while_the_writer_is_full_nothing_that_comes_in_is_kept() {
+        let group = PartitionId(1);
+        let disk = MemoryStorage::default();
+        let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
+        assert!(multi.create_group(group, &[0, 1, 2].map(NodeId), &[], false));
+        let mut driver = RaftDriver::new(multi, writer(&disk));
+        let mut node = Nobody::default();
+        driver.pump(0, &mut node).unwrap();
+        assert_eq!(driver.writer.progressed().await, LogProgress::Persisted(1));
+        driver.on_log(LogProgress::Persisted(1), 0);
+        driver.pump(0, &mut node).unwrap();
+        disk.set_full(true);
+        // What does not fit into the segment that is there, and a queue behind it.
+        driver.writer.submit(batch_of(2, 8 << 20));
+        while driver.writer.has_room() {
+            (0..5_000).for_each(|_| driver.writer.submit(batch(3)));
+            // The writer takes what waits once.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        for now_ms in 0..10_000 {
+            let prev = LogPosition { term: 1, index: 1 };
+            let entry =
+                LogEntry { position: LogPosition { term: 2, index: 2 }, ..LogEntry::default() };
+            let beat = Body::Heartbeat { commit: 1, stamp_ms: now_ms, read: None };
+            let append = Body::Append { prev, commit: 1, count: 1, entries: vec![entry] };
+            let messages =
+                [beat, append].map(|body| (group, Message::new(2, body))).into_iter().collect();
+            driver.multi.step_frame(NodeId(1), Frame { messages }.encode(), now_ms).unwrap();
+            driver.multi.tick(now_ms);
+            driver.pump(now_ms, &mut node).unwrap();
+        }
+        assert_eq!(node.sent, 0);
+        let waiting = driver.multi.waiting(group);
+        assert!(waiting < 10, "{waiting} wait");
+        assert!(driver.multi.propose(group, vec![1].into()).is_err());
     }
 
     /// Found by a reader: what a replica's members send it has to be logged, whoever has filled its disk. When the last

@@ -574,6 +574,17 @@ impl Group {
         has_ready || has_asked
     }
 
+    /// How much the group has said that no turn has taken yet.
+    pub(crate) fn said(&self) -> (usize, usize) {
+        (self.raw.raft.msgs.len(), self.notices.len())
+    }
+
+    /// What it said since is as if lost on the way.
+    pub(crate) fn forget_after(&mut self, said: (usize, usize)) {
+        self.raw.raft.msgs.truncate(said.0);
+        self.notices.truncate(said.1);
+    }
+
     pub(crate) fn report_unreachable(&mut self, node: NodeId) -> bool {
         let is_known = self.is_leader() && self.raw.raft.prs().get(raft_id(node)).is_some();
         if is_known {
@@ -640,6 +651,16 @@ impl Group {
 
     pub(crate) fn tail_bytes(&self) -> usize {
         self.raw.store().bytes()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn waiting(&self) -> usize {
+        let (raft, pending) = (&self.raw.raft, &self.pending);
+        let readies = pending.iter().map(|pending| pending.ready);
+        let readies = readies.clone().max().unwrap_or(0) - readies.min().unwrap_or(0);
+        let messages = raft.msgs.len() + self.notices.len() + self.released.len();
+        let held_back: usize = pending.iter().map(|pending| pending.messages.len()).sum();
+        readies as usize + messages + held_back + raft.raft_log.unstable_entries().len()
     }
 
     pub(crate) fn status(&self) -> GroupStatus {

@@ -73,50 +73,69 @@ impl Group {
         out
     }
 
+    /// What the library has said, and what is to be written first. Words alone make no turn of the library: it remembers each
+    /// one until the disk has it, and heartbeats come for as long as a disk stands still.
     fn take_ready(&mut self, batch: u64, out: &mut Collected, now: &mut Vec<Raw>) {
-        let mut ready = self.raw.ready();
-        let number = ready.number();
-        let mut messages = ready.take_messages();
-        let mut waiting = ready.take_persisted_messages();
-        let before = out.records.len();
-        self.write_hard_state(&ready, out);
-        let snapshot = self.write_snapshot(&ready, out);
-        self.write_entries(ready.take_entries(), out);
-        out.reads.extend(ready.take_read_states().iter().filter_map(|read| {
+        let is_leader = self.is_leader();
+        let said = std::mem::take(&mut self.raw.raft.msgs);
+        let reads = std::mem::take(&mut self.raw.raft.read_states).into_iter();
+        out.reads.extend(reads.filter_map(|read| {
             let context = read.request_ctx.as_slice().try_into().ok()?;
             let context = u64::from_le_bytes(context);
             Some(ReadReady { group: self.id, context, index: read.index })
         }));
+        // Nothing goes before what is queued.
+        if self.raw.has_ready() || !self.queued.is_empty() {
+            self.take_changes(batch, out);
+        }
+        self.sort(said, is_leader, now);
+    }
+
+    fn take_changes(&mut self, batch: u64, out: &mut Collected) {
+        let mut ready = self.raw.ready();
+        let number = ready.number();
+        let before = out.records.len();
+        self.write_hard_state(&ready, out);
+        let snapshot = self.write_snapshot(&ready, out);
+        self.write_entries(ready.take_entries(), out);
         let committed = ready.take_committed_entries();
         self.raw.advance_append_async(ready);
-        let hard = (self.raw.store().hard_state.term, self.raw.store().hard_state.vote);
-        if hard != self.durable_hard {
-            waiting.append(&mut messages);
-        } else {
-            // These promise nothing about the log, so they need not wait for the disk; a disk
-            // that stalls for a moment must not cost the leader its majority.
-            let is_answer = |raw: &Raw| raw.get_msg_type() == MessageType::MsgHeartbeatResponse;
-            let (answers, rest) = waiting.into_iter().partition(is_answer);
-            (waiting, messages) = (rest, [messages, answers].concat());
-        }
+        let hard = self.said_hard();
         let is_written = out.records.len() > before || !self.queued.is_empty();
         match self.pending.back_mut() {
             Some(back) if !is_written || back.batch == batch => {
                 (back.ready, back.hard) = (number, hard);
                 back.snapshot = back.snapshot.max(snapshot);
-                back.messages.append(&mut waiting);
             }
-            None if !is_written => {
-                self.raw.on_persist_ready(number);
-                messages.append(&mut waiting);
-            }
+            None if !is_written => self.raw.on_persist_ready(number),
             _ => {
-                let pending = Pending { batch, ready: number, messages: waiting, hard, snapshot };
-                self.pending.push_back(pending);
+                let messages = Vec::new();
+                self.pending.push_back(Pending { batch, ready: number, messages, hard, snapshot });
             }
         }
-        now.append(&mut messages);
         self.deliver(committed, out);
+    }
+
+    /// Term and vote on which what is said now rests.
+    fn said_hard(&self) -> (u64, u64) {
+        let hard = &self.raw.store().hard_state;
+        (hard.term, hard.vote)
+    }
+
+    /// Who leads may speak before its disk has what it speaks of (Raft thesis, 10.2.1), others may not; nobody in a term
+    /// that is not on its disk.
+    fn sort(&mut self, said: Vec<Raw>, is_leader: bool, now: &mut Vec<Raw>) {
+        let is_known = self.said_hard() == self.durable_hard;
+        // These promise nothing about the log, so they need not wait for the disk; a disk
+        // that stalls for a moment must not cost the leader its majority.
+        let is_answer = |raw: &Raw| raw.get_msg_type() == MessageType::MsgHeartbeatResponse;
+        for raw in said {
+            let may_go = is_known && (is_leader || is_answer(&raw));
+            match self.pending.back_mut().filter(|_| !may_go) {
+                Some(back) => keep_newest(&mut back.messages, raw),
+                None => now.push(raw),
+            }
+        }
     }
 
     /// Writes what is committed, if nothing that is on its way to the log takes it along. True if there is something to
@@ -338,6 +357,24 @@ impl Group {
             }
         }
     }
+}
+
+/// Adds to what waits for one batch, for as long as a full disk takes: of each kind to each node only the newest. The others
+/// are as if lost on the way, and an acknowledgement covers those before it. Entries are kept: of them a leader sends no
+/// more than fits between two answers, and nobody answers what was not sent.
+fn keep_newest(waiting: &mut Vec<Raw>, mut raw: Raw) {
+    let kind = |raw: &Raw| (raw.to, raw.get_msg_type(), raw.reject);
+    let is_kept = |raw: &Raw| !raw.get_entries().is_empty();
+    let earlier = waiting.iter().position(|it| kind(it) == kind(&raw) && !is_kept(it));
+    if let Some(earlier) = earlier.filter(|_| !is_kept(&raw)).map(|at| waiting.remove(at)) {
+        let is_acknowledgement = raw.get_msg_type() == MessageType::MsgAppendResponse;
+        if is_acknowledgement && !raw.reject && raw.term == earlier.term {
+            // A later answer may be one to an earlier append.
+            raw.index = raw.index.max(earlier.index);
+            raw.commit = raw.commit.max(earlier.commit);
+        }
+    }
+    waiting.push(raw);
 }
 
 fn is_request_for_a_vote(raw: &Raw) -> bool {

@@ -75,6 +75,8 @@ pub struct MultiRaft {
     /// When idle groups wrote last what is committed.
     noted_ms: u64,
     has_failed: bool,
+    /// No turn is taken, as the log has enough to do.
+    is_held: bool,
 }
 
 impl std::fmt::Debug for MultiRaft {
@@ -115,6 +117,7 @@ impl MultiRaft {
             ticked_ms: None,
             noted_ms: 0,
             has_failed: false,
+            is_held: false,
         })
     }
 
@@ -332,6 +335,9 @@ impl MultiRaft {
             return Err(ProposeError::LogFailed);
         }
         let found = self.groups.get_mut(&group).ok_or(ProposeError::NoGroup { group })?;
+        if self.is_held && found.leads_in().is_some() {
+            return Err(ProposeError::Busy { group });
+        }
         self.dirty.insert(group);
         Ok(found)
     }
@@ -474,7 +480,7 @@ impl MultiRaft {
         let frame = Frame::decode(bytes)?;
         // Time that passed before the frame arrived must not count after it.
         self.tick(now_ms);
-        if self.has_failed || from == self.setting.node {
+        if self.has_failed || self.is_held || from == self.setting.node {
             return Ok(());
         }
         self.setting.is_disk_quick = self.is_disk_quick(now_ms);
@@ -491,6 +497,19 @@ impl MultiRaft {
         Ok(())
     }
 
+    /// Tells whether no turns are taken for now, as the log has enough that waits for the disk. Meanwhile nothing is kept that
+    /// would wait for a turn, or all of it would stay in memory for as long as a disk is full: frames that come are lost
+    /// on the way, so is what a tick gives rise to, and proposals answer `Busy`.
+    ///
+    /// What follows from it is what follows from a node that is cut off. A follower answers no heartbeats, so no lease
+    /// counts on it, and gives no vote, as it hears of no election. A leader has no lease soon, steps down when an election timeout
+    /// has passed without answers, and the others elect: it is not asked whether it wants relief
+    /// ([`MultiRaft::declines_lead`]), for which it takes turns. A leader whose log waits has some seconds for that before the
+    /// log has enough, unless it writes a lot.
+    pub fn hold(&mut self, is_held: bool) {
+        self.is_held = is_held;
+    }
+
     /// Lets time pass. More often than the tick interval is harmless.
     pub fn tick(&mut self, now_ms: u64) {
         let tick_ms = self.setting.config.tick_ms;
@@ -503,6 +522,7 @@ impl MultiRaft {
         // After a long pause one election timeout says all there is to say.
         let count = due.min(self.setting.config.ticks(self.setting.config.election_max_ms) as u64);
         for (id, group) in &mut self.groups {
+            let said = group.said();
             for _ in 0..count {
                 if group.tick(now_ms) {
                     self.dirty.insert(*id);
@@ -510,6 +530,9 @@ impl MultiRaft {
             }
             if group.ask_for_relief(self.setting.config.lease_ms, now_ms) {
                 self.dirty.insert(*id);
+            }
+            if self.is_held {
+                group.forget_after(said);
             }
         }
         self.note_commits(now_ms);
@@ -696,6 +719,12 @@ impl MultiRaft {
     pub fn is_forgotten(&self, group: PartitionId) -> bool {
         let is_told = !removed(&self.farewells).any(|id| id == group);
         is_told && !self.waiting.values().any(|writers| writers.removed.contains(&group))
+    }
+
+    /// Messages, entries and turns of the library that wait in a group for the disk, or for the next turn.
+    #[cfg(test)]
+    pub(crate) fn waiting(&self, group: PartitionId) -> usize {
+        self.groups.get(&group).map_or(0, Group::waiting)
     }
 
     /// All running groups, in order.

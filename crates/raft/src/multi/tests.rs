@@ -65,6 +65,48 @@ fn commits_that_are_not_announced_are_applied_with_the_next_heartbeat_and_cost_f
     assert!(frames[1] < frames[0], "{frames:?}");
 }
 
+/// Found by a reader: while a follower's log waited for room on a full disk, its answers to the appends that each of its
+/// answers to a heartbeat brings piled up, ten a second and group, for as long as that lasted. So did the library's notes of a
+/// leader whose disk stood still.
+#[test]
+fn what_waits_for_a_disk_that_stands_still_does_not_grow() {
+    let group = PartitionId(1);
+    for still in 0..2 {
+        let mut nodes: Vec<MultiRaft> = (0..3)
+            .map(|i| MultiRaft::new(NodeId(i), RaftConfig::default(), u64::from(i)).unwrap())
+            .collect();
+        for (i, multi) in nodes.iter_mut().enumerate() {
+            assert!(multi.create_group(group, &[0, 1, 2].map(NodeId), &[], i == 0));
+        }
+        let mut is_still = false;
+        for now_ms in (0..600_000).step_by(25) {
+            for i in 0..nodes.len() {
+                nodes[i].tick(now_ms);
+                while nodes[i].has_work() {
+                    let turn = nodes[i].turn(now_ms);
+                    if let Some(batch) = turn.batch.filter(|_| !is_still || i != still) {
+                        nodes[i].persisted(batch.number, now_ms);
+                    }
+                    for (id, entries) in turn.committed {
+                        nodes[i].applied(id, entries.last().unwrap().position.index);
+                    }
+                    for (to, frame) in turn.messages {
+                        let to = &mut nodes[to.0 as usize];
+                        to.step_frame(NodeId(i as u32), frame.encode(), now_ms).unwrap();
+                    }
+                }
+            }
+            if now_ms == 1_000 {
+                assert!(nodes[0].leads_in(group).is_some());
+                is_still = true;
+                nodes[0].propose(group, Bytes::from_static(b"x")).unwrap();
+            }
+        }
+        let waiting = nodes[still].waiting(group);
+        assert!(waiting < 10, "{waiting} wait at {still}");
+    }
+}
+
 /// The story: a replica counts only with what its disk has. Goal: with two of three nodes never
 /// finishing a flush, nothing commits, however many have the entry in memory.
 #[test]
