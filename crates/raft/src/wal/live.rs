@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use milpa_types::{NodeId, PartitionId};
 
-use super::record::{self, Record};
+use super::record::Record;
+use super::room::Need;
 use crate::types::{LogPosition, Members};
 
 /// For every group, where its newest records stand.
@@ -71,10 +72,11 @@ impl SegmentLoad {
         self.anchors.is_empty() && self.entries.is_empty()
     }
 
-    /// What copying all of it takes.
-    pub(crate) fn bytes(&self) -> u64 {
-        let anchors = self.anchors.iter().map(|record| record::encoded_bytes(record) as u64);
-        self.entry_bytes + anchors.sum::<u64>()
+    /// Counts what copying all of it takes.
+    pub(crate) fn count(&self, need: &mut Need) {
+        self.anchors.iter().for_each(|record| need.add(record));
+        let entries = self.entries.iter().map(|(_, first, last)| last - first + 1).sum();
+        need.add_some(entries, self.entry_bytes);
     }
 }
 

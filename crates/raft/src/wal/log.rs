@@ -8,18 +8,17 @@ use milpa_types::PartitionId;
 
 use super::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
 use super::live::{LiveIndex, SegmentLoad};
-use super::record::{self, LogBatch, Place, Record, Stored, TraceLine};
+use super::record::{LogBatch, Place, Record, Stored, TraceLine};
+use super::room::Need;
 use super::scan::{self, Scan};
 use super::write::BatchBuilder;
 use super::{LogStorage, Recovered, WalError, WalOptions, spare_id, spare_name};
 use super::{TEMPORARY_NAME, segment_name, segment_seq};
 
 /// One write carries at most this much; more waits for the next flush of the same call.
-const BATCH_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const BATCH_BYTES_MAX: u64 = 16 << 20;
 /// How much is zeroed, and synced, in one step while preparing a segment: a few milliseconds.
 const PREPARE_STEP_BYTES: u64 = 1 << 20;
-/// What a record takes in the trace of the next batch, and for its place, at most.
-const LINE_BYTES_MAX: usize = 64;
 /// Freed segment files kept for reuse.
 const SPARES_MAX: usize = 2;
 
@@ -201,22 +200,17 @@ impl Wal {
     ///
     /// As [`Wal::append`].
     pub fn make_room(&mut self, batches: &[LogBatch]) -> Result<bool, WalError> {
-        let records = batches.iter().flat_map(|batch| &batch.records);
-        let bytes = |record| (record::encoded_bytes(record) + LINE_BYTES_MAX) as u64;
-        let (sum, largest) = records
-            .map(bytes)
-            .fold((0, 0), |(sum, largest), bytes| (sum + bytes, largest.max(bytes)));
-        self.make_room_for(sum + record::trace_bytes(self.trace.len()) as u64, largest)
+        let mut need = Need::behind(self.trace.len());
+        batches.iter().flat_map(|batch| &batch.records).for_each(|record| need.add(record));
+        self.make_room_for(&need)
     }
 
-    fn make_room_for(&mut self, bytes: u64, largest: u64) -> Result<bool, WalError> {
-        // A batch fills whole blocks, and where a segment ends a record may not fit any more.
-        let needed = bytes + bytes / BATCH_BYTES_MAX * BLOCK_BYTES + 2 * BLOCK_BYTES;
+    fn make_room_for(&mut self, need: &Need) -> Result<bool, WalError> {
         let here = self.current.bytes.saturating_sub(self.current.position);
-        let spare = self.options.segment_bytes.saturating_sub(SEGMENT_HEADER_BYTES + largest);
+        let full = self.options.segment_bytes;
         let has_enough = |wal: &Wal| {
-            let spares = wal.spares.len() as u64 * spare;
-            here >= needed || here.saturating_sub(largest) + spares >= needed || spare == 0
+            let spares = wal.spares.iter().map(|_| full);
+            need.missing(here, spares) == 0 || need.share_of(full) == 0
         };
         while !self.is_fenced && !has_enough(self) {
             match self.prepare() {
@@ -419,8 +413,9 @@ impl Wal {
                     return Ok(());
                 }
                 // Else it is freed when there is room again.
-                let bytes = load.bytes();
-                if !self.make_room_for(bytes, bytes)? {
+                let mut need = Need::behind(self.trace.len());
+                load.count(&mut need);
+                if !self.make_room_for(&need)? {
                     self.is_collection_due = true;
                     return Ok(());
                 }

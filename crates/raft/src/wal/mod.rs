@@ -125,6 +125,7 @@ mod log;
 pub mod memory;
 mod record;
 mod replay;
+mod room;
 mod scan;
 mod storage;
 mod write;

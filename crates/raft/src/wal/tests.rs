@@ -395,6 +395,46 @@ fn a_full_disk_stops_the_preparation_and_not_the_log() {
     assert_eq!(recovered.groups[0].entries.len(), 3);
 }
 
+fn has_room(wal: &mut Wal, batches: &[LogBatch]) -> bool {
+    wal.make_room(batches).unwrap()
+}
+
+/// Found by a reader: what is copied forward to free a segment begins with the trace of the batch before, for which no room
+/// was made. Where many groups had a part in that one the copies needed one segment more, and a full disk was fenced.
+#[test]
+fn on_a_full_disk_nothing_is_copied_forward_that_has_no_room() {
+    let groups = 1..=260;
+    let options = WalOptions { segment_bytes: 128 << 10, ..options() };
+    let (mut freed, mut kept) = (0, 0);
+    for filled in 1..24 {
+        let disk = MemoryStorage::default();
+        let (mut wal, _) = Wal::open(disk.clone(), options.clone()).unwrap();
+        let mut records: Vec<_> = groups.clone().map(created).collect();
+        records.push(entry(1, 1, 2, 10));
+        // The entry of the second group is the first in the second segment.
+        records.push(entry(2, 1, 2, 9_000));
+        wal.append(&[batch(&records)]).unwrap();
+        assert_eq!(wal.stats().segments, 2);
+        let compacts = compacted(2, 1, 2);
+        wal.append(&[batch(&[compacts.clone(), entry(2, 1, 3, filled * 4096 - 300)])]).unwrap();
+        disk.set_full(true);
+        let mut last: Vec<_> = groups.clone().map(|group| hard(group, 1, 1)).collect();
+        last.push(compacted(1, 1, 2));
+        let last = [batch(&last)];
+        if !has_room(&mut wal, &last) {
+            continue;
+        }
+        wal.append(&last).unwrap();
+        let is_freed = !disk.list().unwrap().contains(&segment_name(1));
+        (freed, kept) = (freed + u32::from(is_freed), kept + u32::from(!is_freed));
+        records.extend([compacts, entry(2, 1, 3, filled * 4096 - 300)]);
+        records.extend(last[0].records.clone());
+        let (_, recovered) = Wal::open(disk, options.clone()).unwrap();
+        assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
+    }
+    assert!(freed > 3 && kept > 3, "{freed} freed, {kept} kept");
+}
+
 #[test]
 fn a_second_process_is_refused_and_real_files_work() {
     let directory = tempfile::tempdir().unwrap();
