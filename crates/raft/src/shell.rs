@@ -22,8 +22,10 @@ use crate::wal::{LogBatch, Record, Wal, WalError, WalStats};
 const QUEUE_BYTES_MAX: usize = 64 << 20;
 /// Batches that may wait for the writer.
 const QUEUE_BATCHES_MAX: usize = 4096;
-/// A full disk is asked for room as often.
+/// A full disk is asked for room again after so long, and twice as long each time.
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
+/// What is acknowledged late then is late by so much at most. That nothing is written before there is room makes asking cheap.
+const ROOM_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Buckets of the flush histogram: below 2^i microseconds.
 const LATENCY_BUCKETS: usize = 24;
 
@@ -100,13 +102,7 @@ impl LogWriter {
     /// If the system gives no thread.
     pub fn spawn(wal: Wal) -> Result<LogWriter, WalError> {
         let shared = Arc::new(Shared::default());
-        let mut writing = Writing {
-            wal,
-            shared: Arc::clone(&shared),
-            unreported: None,
-            waiting: Vec::new(),
-            asks_from: None,
-        };
+        let mut writing = Writing::new(wal, Arc::clone(&shared));
         let thread = Routine::spawn("raft-log", move |is_closing| writing.step(is_closing))?;
         Ok(LogWriter { shared, reported: 0, has_reported_fence: false, thread })
     }
@@ -175,9 +171,16 @@ struct Writing {
     waiting: Vec<LogBatch>,
     /// The disk is not asked for room again before.
     asks_from: Option<Instant>,
+    /// Between this time and the next.
+    pause: Duration,
 }
 
 impl Writing {
+    fn new(wal: Wal, shared: Arc<Shared>) -> Writing {
+        let waiting = Vec::new();
+        Writing { wal, shared, unreported: None, waiting, asks_from: None, pause: ROOM_PAUSE }
+    }
+
     /// Reports, writes everything that waits, or with nothing to write prepares the next segment.
     fn step(&mut self, is_closing: bool) -> Step {
         if let Some(last) = self.unreported.take() {
@@ -187,10 +190,10 @@ impl Writing {
         if self.waiting.is_empty() {
             self.waiting = self.shared.take_batches();
         }
-        let done = match self.waiting.last().map(|batch| batch.number) {
-            Some(last) => self.write(last, is_closing),
-            None if is_closing => Ok(Step::Ended),
-            None => self.wal.prepare_step().map(|has_more| match has_more {
+        let done = match self.waiting.is_empty() {
+            false => self.write(is_closing),
+            true if is_closing => Ok(Step::Ended),
+            true => self.wal.prepare_step().map(|has_more| match has_more {
                 true => Step::Again,
                 false => Step::Idle,
             }),
@@ -201,30 +204,37 @@ impl Writing {
         })
     }
 
-    /// Writes what waits, whose last batch has this number. On a full disk it goes on waiting: nothing of it was
-    /// promised to anybody.
-    fn write(&mut self, last: u64, is_closing: bool) -> Result<Step, WalError> {
+    /// Writes what waits, as far as there is room. On a full disk it goes on waiting: nothing of it was promised to anybody.
+    fn write(&mut self, is_closing: bool) -> Result<Step, WalError> {
         let start = Instant::now();
         if let Some(rest) = self.asks_from.and_then(|from| from.checked_duration_since(start))
             && !is_closing
         {
             return Ok(Step::Later(rest));
         }
-        if !self.wal.make_room(&self.waiting)? {
-            if self.asks_from.is_none() {
-                tracing::error!("the disk is full: the log waits until there is room");
-            }
-            self.asks_from = Some(start + ROOM_PAUSE);
-            return Ok(if is_closing { Step::Ended } else { Step::Later(ROOM_PAUSE) });
+        let count = self.wal.make_room(&self.waiting)?;
+        if count == 0 {
+            return Ok(if is_closing { Step::Ended } else { Step::Later(self.ask_later()) });
         }
-        self.asks_from = None;
-        let batches = std::mem::take(&mut self.waiting);
+        (self.asks_from, self.pause) = (None, ROOM_PAUSE);
+        let batches: Vec<LogBatch> = self.waiting.drain(..count).collect();
         self.wal.append(&batches)?;
         let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let stats = &mut self.shared.queue().stats;
         note_append(stats, batches.len(), elapsed_us, self.wal.stats());
-        self.unreported = Some(last);
+        self.unreported = batches.last().map(|batch| batch.number);
         Ok(Step::Again)
+    }
+
+    /// There is no room. How long until the disk is asked again: counted from now, however long finding that out took.
+    fn ask_later(&mut self) -> Duration {
+        if self.asks_from.is_none() {
+            tracing::error!("the disk is full: the log waits until there is room");
+        }
+        let pause = self.pause;
+        self.pause = (2 * pause).min(ROOM_PAUSE_MAX);
+        self.asks_from = Some(Instant::now() + pause);
+        pause
     }
 }
 
@@ -446,6 +456,32 @@ mod tests {
         let waiting = driver.multi.waiting(group);
         assert!(waiting < 10, "{waiting} wait");
         assert!(driver.multi.propose(group, vec![1].into()).is_err());
+    }
+
+    /// Found by a reader: the log took the rest of a disk and gave it back five times a second while it waited, or without
+    /// a pause where that took longer.
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_log_that_waits_asks_less_and_less_often_and_writes_nothing_meanwhile() {
+        let disk = MemoryStorage::default();
+        let (wal, _) = Wal::open(disk.clone(), WalOptions::new([1; 16], 1)).unwrap();
+        let mut writing = Writing::new(wal, Arc::default());
+        disk.set_free(Some(4 << 20));
+        writing.waiting = vec![batch_of(1, 8 << 20)];
+        let before = disk.written_bytes();
+        let pauses = (0..6).map(|_| {
+            writing.asks_from = writing.asks_from.map(|_| Instant::now());
+            match writing.step(false) {
+                Step::Later(pause) => pause.as_millis(),
+                other => panic!("{other:?}"),
+            }
+        });
+        assert_eq!(pauses.collect::<Vec<_>>(), [200, 400, 800, 1600, 2000, 2000]);
+        assert!(matches!(writing.step(false), Step::Later(rest) if rest.as_millis() > 1_000));
+        assert_eq!(disk.written_bytes(), before);
+        disk.set_free(None);
+        writing.asks_from = Some(Instant::now());
+        assert_eq!(writing.step(false), Step::Again);
+        assert_eq!((writing.pause, writing.unreported), (ROOM_PAUSE, Some(1)));
     }
 
     /// Found by a reader: what a replica's members send it has to be logged, whoever has filled its disk. When the last

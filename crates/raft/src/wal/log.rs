@@ -9,7 +9,7 @@ use milpa_types::PartitionId;
 use super::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES, SegmentHeader, chain_of, mix};
 use super::live::{LiveIndex, SegmentLoad};
 use super::record::{LogBatch, Place, Record, Stored, TraceLine};
-use super::room::Need;
+use super::room::{self, Need};
 use super::scan::{self, Scan};
 use super::write::BatchBuilder;
 use super::{LogStorage, Recovered, WalError, WalOptions, spare_id, spare_name};
@@ -46,6 +46,14 @@ struct Current {
     bytes: u64,
 }
 
+/// How far a file for the next segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Prepared {
+    Partly,
+    Whole,
+    NoRoom,
+}
+
 /// A write-ahead log of many groups. Owned by one thread; every call may block on the disk.
 pub struct Wal {
     storage: Box<dyn LogStorage>,
@@ -57,7 +65,8 @@ pub struct Wal {
     chain: u64,
     trace: Vec<TraceLine>,
     live: LiveIndex,
-    spares: Vec<String>,
+    /// Files for the next segments and their sizes, ascending.
+    spares: Vec<(String, u64)>,
     next_spare: u64,
     /// How much of the temporary file is zeroed.
     prepared_bytes: Option<u64>,
@@ -140,7 +149,7 @@ impl Wal {
                 let last_byte = self.options.segment_bytes - 1;
                 let has_size = self.storage.read(&name, last_byte, &mut end)? == 1;
                 if has_size && self.spares.len() < SPARES_MAX {
-                    self.spares.push(name);
+                    self.spares.push((name, self.options.segment_bytes));
                     continue;
                 }
             } else if name != TEMPORARY_NAME {
@@ -193,35 +202,62 @@ impl Wal {
         self.collect()
     }
 
-    /// Whether batches can be written with what the log has of the disk. If not, it takes more; false while there is none,
-    /// and nothing has failed then. Somebody else may fill the disk, and what this log acknowledges no others need wait for.
+    /// How many of the batches can be written with what the log has of the disk. If not all, it takes more; where there is no
+    /// room for all, it is made for half of them, and so on. None while there is none, and nothing has failed then: somebody
+    /// else may fill the disk, and what this log acknowledges no others need wait for.
     ///
     /// # Errors
     ///
     /// As [`Wal::append`].
-    pub fn make_room(&mut self, batches: &[LogBatch]) -> Result<bool, WalError> {
-        let mut need = Need::behind(self.trace.len());
-        batches.iter().flat_map(|batch| &batch.records).for_each(|record| need.add(record));
-        self.make_room_for(&need)
+    pub fn make_room(&mut self, batches: &[LogBatch]) -> Result<usize, WalError> {
+        let mut count = batches.len();
+        while count > 0 {
+            let mut need = Need::behind(self.trace.len());
+            let records = batches.iter().take(count).flat_map(|batch| &batch.records);
+            records.for_each(|record| need.add(record));
+            if self.make_room_for(&need)? {
+                break;
+            }
+            count /= 2;
+        }
+        Ok(count)
     }
 
+    /// Takes what is missing if all of it can be had.
     fn make_room_for(&mut self, need: &Need) -> Result<bool, WalError> {
         let here = self.current.bytes.saturating_sub(self.current.position);
+        let missing = need.missing(here, self.spares.iter().map(|(_, bytes)| *bytes));
         let full = self.options.segment_bytes;
-        let has_enough = |wal: &Wal| {
-            let spares = wal.spares.iter().map(|_| full);
-            need.missing(here, spares) == 0 || need.share_of(full) == 0
+        // Nothing can be done for a record that fits into no segment.
+        if self.is_fenced || missing == 0 || need.share_of(full) == 0 {
+            return Ok(true);
+        }
+        let Some(sizes) = room::segments(need, missing, self.free_bytes(), full) else {
+            self.fence_on_error(Wal::drop_prepared)?;
+            return Ok(false);
         };
-        while !self.is_fenced && !has_enough(self) {
-            match self.prepare() {
-                Err(WalError::Io(error)) if disk::is_full(&error) || disk::is_shortage(&error) => {
-                    self.fence_on_error(Wal::drop_prepared)?;
-                    return Ok(false);
+        for bytes in sizes {
+            if self.prepared_bytes.is_some_and(|done| done > bytes) {
+                self.fence_on_error(Wal::drop_prepared)?;
+            }
+            let prepared = loop {
+                match self.prepare(bytes)? {
+                    Prepared::Partly => {}
+                    ended => break ended,
                 }
-                prepared => self.fence_on_error(|_| prepared)?,
+            };
+            if prepared == Prepared::NoRoom {
+                return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    /// What the next segments may have of the disk, with what is prepared. Who cannot be asked is tried.
+    fn free_bytes(&self) -> u64 {
+        let free = self.storage.free_bytes().unwrap_or(u64::MAX);
+        let free = free.saturating_add(self.prepared_bytes.unwrap_or(0));
+        free.saturating_sub(room::SPARED_BYTES)
     }
 
     fn note(&mut self, record: &Record, bytes: u64, is_carried: bool) {
@@ -295,7 +331,7 @@ impl Wal {
     fn rotate(&mut self) -> Result<(), WalError> {
         let is_first = self.current.seq == 0;
         let (spare, bytes) = match self.spares.pop() {
-            Some(spare) => (spare, self.options.segment_bytes),
+            Some(spare) => spare,
             None if is_first => (TEMPORARY_NAME.to_owned(), self.options.first_segment_bytes),
             None => (TEMPORARY_NAME.to_owned(), self.options.segment_bytes),
         };
@@ -359,14 +395,11 @@ impl Wal {
         if self.is_fenced || !self.spares.is_empty() || self.current.position < from {
             return Ok(false);
         }
-        match self.prepare() {
-            Err(WalError::Io(error)) if disk::is_full(&error) || disk::is_shortage(&error) => {
-                self.prepare_from = self.current.position + self.current.bytes / 64;
-                return self.fence_on_error(Wal::drop_prepared).map(|()| false);
-            }
-            prepared => self.fence_on_error(|_| prepared)?,
+        let prepared = self.prepare(self.options.segment_bytes)?;
+        if prepared == Prepared::NoRoom {
+            self.prepare_from = self.current.position + self.current.bytes / 64;
         }
-        Ok(self.spares.is_empty())
+        Ok(prepared == Prepared::Partly)
     }
 
     fn drop_prepared(&mut self) -> Result<(), WalError> {
@@ -377,15 +410,41 @@ impl Wal {
         }
     }
 
-    fn prepare(&mut self) -> Result<(), WalError> {
-        if self.zero_step(self.options.segment_bytes)? {
-            let spare = self.new_spare_name();
-            self.storage.rename(TEMPORARY_NAME, &spare)?;
-            self.storage.sync_dir()?;
-            self.prepared_bytes = None;
-            self.spares.push(spare);
+    /// Does a little for the next segment, of so many bytes. Nothing is written before there is room for all of it; where
+    /// somebody else was quicker, what was taken is given back.
+    fn prepare(&mut self, bytes: u64) -> Result<Prepared, WalError> {
+        let step = match self.free_bytes() >= bytes {
+            true => self.prepare_some(bytes),
+            false => Ok(Prepared::NoRoom),
+        };
+        let prepared = match step {
+            Err(WalError::Io(error)) if disk::is_full(&error) || disk::is_shortage(&error) => {
+                Ok(Prepared::NoRoom)
+            }
+            step => step,
+        };
+        self.is_fenced |= prepared.is_err();
+        if matches!(prepared, Ok(Prepared::NoRoom)) {
+            self.fence_on_error(Wal::drop_prepared)?;
         }
-        Ok(())
+        prepared
+    }
+
+    fn prepare_some(&mut self, bytes: u64) -> Result<Prepared, WalError> {
+        if !self.zero_step(bytes)? {
+            return Ok(Prepared::Partly);
+        }
+        let spare = self.new_spare_name();
+        self.storage.rename(TEMPORARY_NAME, &spare)?;
+        self.storage.sync_dir()?;
+        self.prepared_bytes = None;
+        self.add_spare(spare, bytes);
+        Ok(Prepared::Whole)
+    }
+
+    fn add_spare(&mut self, name: String, bytes: u64) {
+        self.spares.push((name, bytes));
+        self.spares.sort_by_key(|(_, bytes)| *bytes);
     }
 
     fn new_spare_name(&mut self) -> String {
@@ -486,7 +545,7 @@ impl Wal {
             let spare = self.new_spare_name();
             self.storage.rename(&name, &spare)?;
             self.storage.sync_dir()?;
-            self.spares.push(spare);
+            self.add_spare(spare, bytes);
         } else {
             self.storage.remove(&name)?;
             self.storage.sync_dir()?;

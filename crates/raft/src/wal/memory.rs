@@ -27,10 +27,12 @@ struct Disk {
     pending_names: Vec<Vec<(String, Option<usize>)>>,
     syncs: u64,
     writes: u64,
+    /// Bytes of all writes, also of those that found no room.
+    written_bytes: u64,
     fail_sync_after: Option<u64>,
     fail_after: Option<u64>,
-    /// Whether no file can grow.
-    is_full: bool,
+    /// Bytes of all files beyond which none can grow.
+    capacity_bytes: Option<u64>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -138,7 +140,19 @@ impl MemoryStorage {
 
     /// While full, writes beyond the end of a file fail.
     pub fn set_full(&self, is_full: bool) {
-        self.disk().is_full = is_full;
+        self.set_free(is_full.then_some(0));
+    }
+
+    /// From now on files can grow by so much together; without a bound if `None`.
+    pub fn set_free(&self, bytes: Option<u64>) {
+        let mut disk = self.disk();
+        disk.capacity_bytes = bytes.map(|bytes| disk.used_bytes().saturating_add(bytes));
+    }
+
+    /// Bytes written so far.
+    #[must_use]
+    pub fn written_bytes(&self) -> u64 {
+        self.disk().written_bytes
     }
 
     /// Syncs of files and writes so far.
@@ -170,7 +184,8 @@ impl MemoryStorage {
             writes: disk.writes,
             fail_sync_after: disk.fail_sync_after,
             fail_after: disk.fail_after,
-            is_full: disk.is_full,
+            written_bytes: disk.written_bytes,
+            capacity_bytes: disk.capacity_bytes,
         })))
     }
 }
@@ -188,6 +203,15 @@ impl Disk {
         index
             .and_then(|i| self.files.get_mut(i))
             .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound))
+    }
+
+    fn used_bytes(&self) -> u64 {
+        let named = self.names.values().filter_map(|&file| self.files.get(file));
+        named.map(|file| file.cached.len() as u64).sum()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.capacity_bytes.map_or(u64::MAX, |bytes| bytes.saturating_sub(self.used_bytes()))
     }
 
     /// Counts a change, and refuses it if the process is dead.
@@ -234,11 +258,12 @@ impl LogStorage for MemoryStorage {
         let mut disk = self.disk();
         disk.change()?;
         disk.writes += 1;
-        let is_full = disk.is_full;
+        let free_bytes = disk.free_bytes();
+        disk.written_bytes += bytes.len() as u64;
         let file = disk.file(name)?;
         let start = offset as usize;
         let end = start + bytes.len();
-        if is_full && file.cached.len() < end {
+        if end.saturating_sub(file.cached.len()) as u64 > free_bytes {
             return Err(io::ErrorKind::StorageFull.into());
         }
         if file.cached.len() < end {
@@ -289,5 +314,9 @@ impl LogStorage for MemoryStorage {
         disk.pending_names.clear();
         disk.durable_names = disk.names.clone();
         Ok(())
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        Ok(self.disk().free_bytes())
     }
 }

@@ -19,7 +19,8 @@
 //! `<seq, 16 hex digits>.wal` are segments, `<id, 16 hex digits>.spare` segment files for reuse,
 //! `new.tmp` a file being prepared, `lock` the `flock` against a second process. A segment file is
 //! filled with zeros and synced before its first use, and reused afterwards, so that a flush finds
-//! all blocks allocated and the file system commits no journal. All integers are little-endian.
+//! all blocks allocated and the file system commits no journal. On a disk that is nearly full segments are smaller than
+//! [`WalOptions::segment_bytes`] says, and are not reused. All integers are little-endian.
 //!
 //! Segment header, two copies at 0 and 4096; the first batch stands at 8192:
 //!
@@ -170,7 +171,7 @@ pub struct WalOptions {
     pub owner: [u8; 16],
     /// Drawn at random by the shell at each start; enters the checksums of new segments.
     pub nonce: u64,
-    /// Size of a segment file. A multiple of 4096, at least 64 KiB, at most 1 GiB; must hold the
+    /// Size of a segment file while there is room for it. A multiple of 4096, at least 64 KiB, at most 1 GiB; must hold the
     /// largest entry.
     pub segment_bytes: u64,
     /// Size of the very first segment, so that a new node starts without zeroing much. A multiple

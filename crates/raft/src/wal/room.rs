@@ -1,4 +1,7 @@
-//! How much room records need in segments, at most.
+//! How much room records need in segments, at most, and how large the segments are that the log takes for them.
+//!
+//! On a disk that is nearly full they are smaller: who frees something there may have to write to the log first, as a
+//! meta node does. And a little is left to others, who may have to write something too.
 
 use super::format::{BLOCK_BYTES, SEGMENT_HEADER_BYTES};
 use super::log::BATCH_BYTES_MAX;
@@ -6,6 +9,12 @@ use super::record::{self, Record};
 
 /// What a record takes in the trace of the next batch, and for its place, at most.
 const LINE_BYTES_MAX: u64 = 64;
+
+/// So small a segment is taken where there is no room for a larger one; below, freeing it and making the next one would be
+/// most of the work.
+const SEGMENT_BYTES_MIN: u64 = 1 << 20;
+/// The log leaves so much of a disk to others: what is small, and has to be written where nothing is free else.
+pub(crate) const SPARED_BYTES: u64 = 4 << 20;
 
 /// What records need that are to be written in one go.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,6 +71,51 @@ impl Need {
     }
 }
 
+/// The sizes of the segments that take what is missing of the need, of no more bytes than there are in all: of `full` bytes
+/// each, or a half of that, and so on. `None` if they do not.
+pub(crate) fn segments(need: &Need, missing: u64, free: u64, full: u64) -> Option<Vec<u64>> {
+    let (mut missing, mut free, mut sizes) = (missing, free, Vec::new());
+    while missing > 0 {
+        let half = |bytes: &u64| Some(bytes / 2 / BLOCK_BYTES * BLOCK_BYTES);
+        let is_large = |bytes: &u64| *bytes >= SEGMENT_BYTES_MIN.min(full);
+        let mut halves = std::iter::successors(Some(full), half).take_while(is_large);
+        let bytes = halves.find(|bytes| *bytes <= free)?;
+        let share = need.share_of(bytes);
+        if share == 0 {
+            return None;
+        }
+        (missing, free) = (missing.saturating_sub(share), free - bytes);
+        sizes.push(bytes);
+    }
+    Some(sizes)
+}
+
 fn trace_bytes(lines: u64) -> u64 {
     record::trace_bytes(usize::try_from(lines).unwrap_or(usize::MAX / 64)) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(bytes: u64, free_mib: u64, expected: Option<&[u64]>) {
+        let mut need = Need::default();
+        (0..bytes >> 16).for_each(|_| need.add_some(1, 1 << 16));
+        let missing = need.missing(0, std::iter::empty());
+        let sizes = segments(&need, missing, free_mib << 20, 64 << 20);
+        let sizes = sizes.map(|sizes| sizes.iter().map(|bytes| bytes >> 20).collect::<Vec<_>>());
+        assert_eq!(sizes.as_deref(), expected, "{bytes} with {free_mib} MiB free");
+    }
+
+    #[test]
+    fn segments_are_as_large_as_there_is_room_for() {
+        check(1 << 16, 1000, Some(&[64]));
+        check(100 << 20, 1000, Some(&[64, 64]));
+        check(1 << 16, 63, Some(&[32]));
+        check(1 << 16, 1, Some(&[1]));
+        check(1 << 16, 0, None);
+        check(10 << 20, 13, Some(&[8, 4]));
+        check(12 << 20, 12, None);
+    }
 }

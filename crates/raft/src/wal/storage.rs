@@ -68,6 +68,13 @@ pub trait LogStorage: Send + 'static {
     ///
     /// What the system says. The log is fenced then.
     fn sync_dir(&mut self) -> io::Result<()>;
+
+    /// Bytes that files can still grow by. Others may take them at any time.
+    ///
+    /// # Errors
+    ///
+    /// What the system says.
+    fn free_bytes(&self) -> io::Result<u64>;
 }
 
 const LOCK_NAME: &str = "lock";
@@ -154,5 +161,9 @@ impl LogStorage for FileStorage {
 
     fn sync_dir(&mut self) -> io::Result<()> {
         if SKIPS_FLUSHES { Ok(()) } else { disk::sync_directory(&self.directory) }
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        disk::space(&self.directory).map(|space| space.free)
     }
 }

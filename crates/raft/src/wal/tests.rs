@@ -396,7 +396,7 @@ fn a_full_disk_stops_the_preparation_and_not_the_log() {
 }
 
 fn has_room(wal: &mut Wal, batches: &[LogBatch]) -> bool {
-    wal.make_room(batches).unwrap()
+    wal.make_room(batches).unwrap() == batches.len()
 }
 
 /// Found by a reader: what is copied forward to free a segment begins with the trace of the batch before, for which no room
@@ -433,6 +433,87 @@ fn on_a_full_disk_nothing_is_copied_forward_that_has_no_room() {
         assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
     }
     assert!(freed > 3 && kept > 3, "{freed} freed, {kept} kept");
+}
+
+/// Segments of 16 MiB, the first one small.
+fn large() -> WalOptions {
+    let first_segment_bytes = 64 << 10;
+    WalOptions { segment_bytes: 16 << 20, first_segment_bytes, ..options() }
+}
+
+/// Found by a reader: a log that waited for room zeroed what was left of the disk, and gave it back, five times a second:
+/// nobody else had any of it.
+#[test]
+fn who_waits_for_room_leaves_the_rest_of_the_disk_alone() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = Wal::open(disk.clone(), large()).unwrap();
+    wal.append(&[batch(&[created(1), entry(1, 1, 2, 50_000)])]).unwrap();
+    disk.set_free(Some(3 << 20));
+    let before = disk.written_bytes();
+    for _ in 0..10 {
+        assert!(!has_room(&mut wal, &[batch(&[entry(1, 1, 3, 50_000)])]));
+        assert!(!wal.prepare_step().unwrap());
+    }
+    assert_eq!(disk.written_bytes() - before, 0);
+    disk.set_free(None);
+    let waiting = [batch(&[entry(1, 1, 3, 50_000)])];
+    assert!(has_room(&mut wal, &waiting));
+    wal.append(&waiting).unwrap();
+}
+
+/// Found by a reader: with 60 MiB left on its disk a log of segments of 64 MiB waited for room. On a meta node, where room is made
+/// by deletions, which go through the log, it waited for ever.
+#[test]
+fn on_a_disk_with_little_room_segments_are_smaller_until_there_is_room_again() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = Wal::open(disk.clone(), large()).unwrap();
+    let mut records = vec![created(1), hard(1, 1, 1)];
+    wal.append(&[batch(&records)]).unwrap();
+    disk.set_free(Some(11 << 20));
+    let mut index = 1;
+    let mut next = |count: u64| -> Vec<LogBatch> {
+        let entries = (0..count).map(|_| {
+            index += 1;
+            batch(&[entry(1, 1, index, 100_000)])
+        });
+        entries.collect()
+    };
+    let mut taken = 0;
+    // More at once than there is room for: some of it goes on.
+    let mut waiting = next(200);
+    while let count @ 1.. = wal.make_room(&waiting).unwrap() {
+        let batches: Vec<_> = waiting.drain(..count).collect();
+        wal.append(&batches).unwrap();
+        records.extend(batches.into_iter().flat_map(|batch| batch.records));
+        taken += count;
+        while wal.prepare_step().unwrap() {}
+    }
+    assert!((60..75).contains(&taken), "{taken} entries of 100,000 bytes");
+    let mut free = disk.clone();
+    let sizes = |disk: &mut MemoryStorage| {
+        let names = disk.list().unwrap();
+        let mut buffer = vec![0; 17 << 20];
+        let sizes = names.iter().map(|name| disk.read(name, 0, &mut buffer).unwrap() >> 20);
+        sizes.collect::<Vec<_>>()
+    };
+    assert_eq!(sizes(&mut free), [4, 2, 1]);
+    assert!(disk.free_bytes().unwrap() >= 4 << 20, "others have some");
+    disk.crash(|_| false);
+    let (mut wal, recovered) = Wal::open(disk.clone(), large()).unwrap();
+    assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
+    // With room again they are as large as they were, and of the small ones none is used again.
+    disk.set_free(None);
+    while wal.make_room(&waiting).unwrap() < waiting.len() {}
+    wal.append(&waiting).unwrap();
+    records.extend(waiting.into_iter().flat_map(|batch| batch.records));
+    let last = batch(&[compacted(1, 1, 201)]);
+    wal.append(std::slice::from_ref(&last)).unwrap();
+    records.extend(last.records);
+    while wal.prepare_step().unwrap() {}
+    assert!(sizes(&mut free).iter().all(|size| *size == 16), "{:?}", sizes(&mut free));
+    disk.crash(|_| false);
+    let (_, recovered) = Wal::open(disk, large()).unwrap();
+    assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
 }
 
 #[test]
