@@ -156,8 +156,8 @@ pub(super) fn leader_report<'a>(
     leaders.max_by_key(|(_, report)| report.term)
 }
 
-/// Whether a voter of the group does what it is for, whether or not it is to stay: its node is heard and has the replica, not
-/// a damaged one, and it is current.
+/// Whether a voter of the group, or who is to be one, does what it is for, whether or not it is to stay: its node is heard and
+/// has the replica, not a damaged one, whose group may acknowledge entries all the same, and it is current.
 pub(super) fn takes_part(
     view: View<'_>,
     record: &MetaRecord,
@@ -262,9 +262,8 @@ fn can_go_on(
     if report.voters.iter().all(|voter| record.members.contains(voter)) {
         return true;
     }
-    let is_there = |node: &&NodeId| **node == leader || report.current.contains(node);
-    let (there, all) = (record.members.iter().filter(is_there).count(), record.members.len());
     let takes_part = |node: &&NodeId| takes_part(view, record, (leader, report), **node);
+    let (there, all) = (record.members.iter().filter(takes_part).count(), record.members.len());
     let serving = report.voters.iter().filter(takes_part).count();
     let is_shrunk = all < target(view);
     there >= if is_shrunk { all } else { serving.max(all / 2 + 1).min(all) }
