@@ -28,6 +28,7 @@ use super::budget::Budget;
 use super::health::{Place, meta_place};
 use super::place::{Topology, offers};
 use super::reconcile::ask_order;
+use super::room::has_room;
 use super::{Plan, Step, View};
 use crate::core::{CommandV1, MetaRecord, NewTask, Task, TaskReason};
 
@@ -235,14 +236,15 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
             ask,
         });
     }
-    // One that takes itself out leaves an election behind: it hands over first.
-    let current = |node: &&NodeId| report.voters.contains(node) && report.current.contains(node);
+    // One that takes itself out leaves an election behind: it hands over first. Who has no room may not even be able to
+    // write down that it leads.
+    let takes = |node: &&NodeId| {
+        let is_current = report.voters.contains(node) && report.current.contains(node);
+        is_current && has_room(view, record, **node)
+    };
+    let heirs = record.members.iter().filter(takes);
     if !record.members.contains(&leader)
-        && let Some(to) = record
-            .members
-            .iter()
-            .filter(current)
-            .min_by_key(|node| view.loads.declines_leads(**node))
+        && let Some(to) = heirs.min_by_key(|node| view.loads.declines_leads(**node))
     {
         return Some(Step::TransferLeader { partition, from: leader, to: *to });
     }

@@ -4,7 +4,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use milpa_host::clock::Instant;
+use milpa_host::clock::{Instant, now_ms};
 use milpa_raft::MultiRaft;
 use milpa_types::{NodeId, PartitionId};
 use tracing::{info, warn};
@@ -17,6 +17,8 @@ use super::shell::Shell;
 /// A node that stops waits so long for its followers to take over.
 const WAIT: Duration = Duration::from_millis(1_500);
 const POLL: Duration = Duration::from_millis(20);
+/// One follower is asked for so long, and then the next: it takes some flushes to lead.
+const TURN_MS: u64 = 300;
 
 impl Shell {
     /// Asks a current follower of each group led here to lead; again in each round until it does.
@@ -53,10 +55,17 @@ impl Shell {
 /// Asks a follower that is there, and has the log, to lead the group, if this node does.
 fn hand_over_group(multi: &mut MultiRaft, partition: PartitionId) {
     let Some(status) = multi.status(partition) else { return };
-    let current = status.current();
-    if let Some(to) = status.members.voters.iter().find(|node| current.contains(node)) {
-        multi.transfer_leader(partition, *to);
+    if let Some(to) = heir(&status.members.voters, &status.current(), now_ms()) {
+        multi.transfer_leader(partition, to);
     }
+}
+
+/// Each of those that could lead has its turn: where nothing happens one is current whose log waits for room, and cannot
+/// write down that it leads.
+fn heir(voters: &[NodeId], current: &[NodeId], now: u64) -> Option<NodeId> {
+    let heirs: Vec<NodeId> = voters.iter().copied().filter(|it| current.contains(it)).collect();
+    let turn = usize::try_from(now / TURN_MS).unwrap_or_default();
+    heirs.get(turn % heirs.len().max(1)).copied()
 }
 
 /// Has everything led here handed over, and returns when that is done or has taken too long.
@@ -72,4 +81,19 @@ pub(crate) async fn hand_over_all(ctx: &Rc<Context>) {
 fn led(ctx: &Context) -> usize {
     let own: NodeId = ctx.node;
     ctx.report.borrow().iter().filter(|report| report.leader == Some(own)).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by a reader: it was the first one each time, though it could not take the lead.
+    #[test]
+    fn each_one_that_is_current_is_asked_to_lead_in_turn() {
+        let (voters, current) = ([3, 1, 2].map(NodeId), [2, 4, 3].map(NodeId));
+        let asked = |now| heir(&voters, &current, now).map(|node| node.0);
+        let asked: Vec<_> = (0..4).map(|turn| asked(turn * TURN_MS)).collect();
+        assert_eq!(asked, [Some(3), Some(2), Some(3), Some(2)]);
+        assert_eq!(heir(&voters, &[], 7), None);
+    }
 }

@@ -695,6 +695,26 @@ fn check_drained_waits(world: &mut World) {
     check_whole_without(world, LEAVING);
 }
 
+/// Found by a reader: the lead went to the first one that was current, though its log waited for room and could not take it
+/// up: the same one was asked again and again, and who was to go did not.
+#[test]
+fn who_leaves_hands_over_to_one_that_has_room() {
+    let mut world = roomy(4, 3);
+    let (leaving, full) = (NodeId(101), NodeId(102));
+    world.full.insert(full);
+    world.log.apply(CommandV1::DrainNode { node: leaving, drains: true, begun_unix_ms: 1 });
+    let mut handed_over = 0;
+    for _ in 0..100 {
+        for step in &world.pass().steps {
+            let Step::TransferLeader { from, to, .. } = step else { continue };
+            assert_ne!(*to, full, "{step:?}");
+            handed_over += usize::from(*from == leaving);
+        }
+    }
+    assert!(handed_over > 0);
+    check_whole_without(&world, leaving);
+}
+
 /// A founder that is damaged before it has said once that it is there was waited for, for ever.
 #[test]
 fn a_founder_that_is_damaged_at_once_is_replaced() {
