@@ -120,6 +120,13 @@ pub(crate) enum Event {
         /// The manager.
         responder: Responder,
     },
+    /// All of a deleted partition but the mark that says so is gone, or not: the reason was logged.
+    DirectoryEmptied {
+        /// Which.
+        partition: PartitionId,
+        /// Whether it is.
+        is_empty: bool,
+    },
     /// The files of a deleted partition are gone, or will be after the next start.
     DirectoryRemoved {
         /// Which.

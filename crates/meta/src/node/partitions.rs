@@ -31,6 +31,17 @@ const REMOVE_TRIES: u32 = 100;
 const NOTE_TRIES: u32 = 10;
 const NOTE_PAUSE: Duration = Duration::from_secs(1);
 
+/// How far the removal of a deleted partition's directory has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// It is marked durably: all but the mark can go.
+    Marked,
+    /// A job is at that.
+    Emptying,
+    /// What is left waits for the log.
+    Waiting,
+}
+
 impl Shell {
     /// Holds a replica of a new partition. Repeating the request is harmless.
     pub(crate) fn create_partition(
@@ -210,28 +221,38 @@ impl Shell {
         result: std::io::Result<()>,
         responder: Responder,
     ) {
-        match &result {
-            Ok(()) => info!(%partition, "partition deleted"),
-            Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
-        }
+        let removal = match &result {
+            Ok(()) => {
+                info!(%partition, "partition deleted");
+                Removal::Marked
+            }
+            Err(error) => {
+                error!(%partition, %error, "cannot note a partition's deletion");
+                Removal::Waiting
+            }
+        };
         multi.remove_group(partition);
-        self.remove_later(partition);
+        self.remove_later(partition, removal);
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
 
     /// Removes a deleted partition's directory as soon as nothing needs it. Until then none is made in its place.
-    pub(crate) fn remove_later(&mut self, partition: PartitionId) {
+    pub(crate) fn remove_later(&mut self, partition: PartitionId, removal: Removal) {
         self.deleting.insert(partition);
-        self.removable.insert(partition);
+        self.removable.insert(partition, removal);
     }
 
     /// Removes the directories of deleted partitions, not before the log has forgotten their groups: a log that
-    /// knows a group without directory tells of a lost definition. Nor while a job works in one, which could write
+    /// knows a group without directory tells of a lost definition. The mark says enough, so all else goes before: on a
+    /// full disk the log waits for that room. Not while a job works in one, which could write
     /// what it has from one replica into the directory of the next. Called after each round of turns.
     pub(crate) fn remove_directories(&mut self, multi: &MultiRaft) {
         let busy = &self.snapshot_jobs;
-        let is_ready = |id: &PartitionId| multi.is_forgotten(*id) && !busy.contains_key(id);
-        for partition in self.removable.extract_if(.., is_ready) {
+        let is_free = |id: &PartitionId| !busy.contains_key(id);
+        let is_ready = |id: &PartitionId, removal: &mut Removal| {
+            *removal != Removal::Emptying && multi.is_forgotten(*id) && is_free(id)
+        };
+        for (partition, _) in self.removable.extract_if(.., is_ready) {
             let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
             tokio::task::spawn_local(async move {
                 for _ in 0..REMOVE_TRIES {
@@ -248,6 +269,29 @@ impl Shell {
                 // Nothing is made in its place before the next start, which sees the mark.
             });
         }
+        let is_due = |(id, removal): &(&PartitionId, &mut Removal)| {
+            **removal == Removal::Marked && is_free(id)
+        };
+        for (partition, removal) in self.removable.iter_mut().filter(is_due) {
+            *removal = Removal::Emptying;
+            let partition = *partition;
+            let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
+            tokio::task::spawn_local(async move {
+                let emptied = jobs::run("partitions", move || store.empty(partition)).await;
+                let emptied = emptied.unwrap_or_else(|error| Err(std::io::Error::other(error)));
+                if let Err(error) = &emptied {
+                    warn!(%partition, %error, "cannot remove what a deleted partition has");
+                    tokio::time::sleep(REMOVE_PAUSE).await;
+                }
+                let is_empty = emptied.is_ok();
+                inbox.push(Event::DirectoryEmptied { partition, is_empty });
+            });
+        }
+    }
+
+    pub(crate) fn directory_emptied(&mut self, partition: PartitionId, is_empty: bool) {
+        let removal = if is_empty { Removal::Waiting } else { Removal::Marked };
+        self.removable.insert(partition, removal);
     }
 
     /// The volume's options changed: proposed in each of its partitions led here, and answered

@@ -18,6 +18,7 @@ use milpa_wire::meta::CreateMetaPartition;
 use tracing::{error, info, warn};
 
 use super::metrics::Metrics;
+use super::partitions::Removal;
 use super::replica::{FOUNDED, Replica};
 use super::shell::Shell;
 use super::snapshot_file::is_of_medium;
@@ -149,7 +150,7 @@ impl Shell {
     ) {
         if one.as_ref().is_some_and(|one| one.deleted) {
             multi.remove_group(group);
-            return self.remove_later(group);
+            return self.remove_later(group, Removal::Marked);
         }
         if let Some(error) = one.as_ref().and_then(|one| one.unread.as_ref()) {
             // Whether it had a vote was written there.
@@ -221,7 +222,7 @@ impl Shell {
     fn remove_directory(&mut self, partition: PartitionId) {
         if let Err(error) = self.ctx.store.remove(partition) {
             warn!(%partition, %error, "cannot remove the directory of a deleted partition");
-            self.remove_later(partition);
+            self.remove_later(partition, Removal::Waiting);
         }
     }
 }
@@ -287,6 +288,22 @@ mod tests {
         }
     }
 
+    /// Waits for what the jobs have to say, and handles it.
+    async fn handle_next(shell: &mut Shell, multi: &mut MultiRaft) {
+        let inbox = Rc::clone(&shell.ctx.inbox);
+        let wait = std::time::Duration::from_secs(10);
+        tokio::time::timeout(wait, inbox.filled()).await.expect("a job ends");
+        for event in inbox.drain() {
+            shell.handle(multi, event);
+        }
+    }
+
+    /// Whether no job has anything to say within a moment.
+    async fn is_silent(shell: &Shell) -> bool {
+        let moment = std::time::Duration::from_millis(50);
+        tokio::time::timeout(moment, shell.ctx.inbox.filled()).await.is_err()
+    }
+
     /// What the log holds of a group that was founded.
     fn logged() -> Recovered {
         let group = RecoveredGroup {
@@ -302,7 +319,8 @@ mod tests {
     }
 
     /// The story: the directory of a deleted partition went at the start, before the log had
-    /// forgotten the group. After a crash in between the definition was lost for ever.
+    /// forgotten the group. After a crash in between the definition was lost for ever. Then all of it waited for the log,
+    /// and the log of a full disk for the room that it took.
     #[tokio::test]
     async fn what_is_deleted_goes_after_the_log_has_forgotten_it() {
         let directory = tempfile::tempdir().unwrap();
@@ -310,34 +328,42 @@ mod tests {
         let store = shell.ctx.store.clone();
         store.define(&definition()).unwrap();
         store.mark_deleted(PARTITION).unwrap();
+        let partition = directory.path().join("partitions/7");
+        std::fs::write(
+            partition.join("00000000000000000040-00000000000000000002.snapshot"),
+            "much",
+        )
+        .unwrap();
         let loaded = load_all(&store).unwrap();
         let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
         let recovering = async {
             shell.recover(&mut multi, loaded, logged());
-            let told = multi.turn(now_ms()).batch.expect("the log is told");
+            shell.snapshot_jobs.insert(PARTITION, SnapshotJob::Write);
             shell.remove_directories(&multi);
-            tokio::task::yield_now().await;
-            assert_eq!(store.partitions().unwrap(), [PARTITION], "and may not know it yet");
+            assert!(is_silent(&shell).await, "a snapshot is being written there");
             assert!(shell.deleting.contains(&PARTITION), "none is made in its place");
             assert!(shell.replicas.is_empty() && shell.damaged.is_empty());
 
-            multi.persisted(told.number, now_ms());
-            shell.snapshot_jobs.insert(PARTITION, SnapshotJob::Write);
-            shell.remove_directories(&multi);
-            tokio::task::yield_now().await;
-            assert_eq!(
-                store.partitions().unwrap(),
-                [PARTITION],
-                "a snapshot is being written there"
-            );
-
             shell.snapshot_jobs.clear();
-            shell.remove_directories(&multi);
-            let inbox = Rc::clone(&shell.ctx.inbox);
-            inbox.filled().await;
-            for event in inbox.drain() {
-                shell.handle(&mut multi, event);
+            for _ in 0..2 {
+                shell.remove_directories(&multi);
+                handle_next(&mut shell, &mut multi).await;
+                let names = milpa_host::disk::list(&partition).unwrap();
+                assert_eq!(names, ["deleted"], "the log may not know it yet");
+                assert!(shell.deleting.contains(&PARTITION));
+                shell.remove_directories(&multi);
+                assert!(is_silent(&shell).await, "what is left waits for the log");
+                // The same after a crash.
+                std::fs::write(partition.join("definition"), "").unwrap();
+                let loaded = load_all(&store).unwrap();
+                multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+                shell.recover(&mut multi, loaded, logged());
             }
+
+            let told = multi.turn(now_ms()).batch.expect("the log is told");
+            multi.persisted(told.number, now_ms());
+            shell.remove_directories(&multi);
+            handle_next(&mut shell, &mut multi).await;
             assert_eq!(store.partitions().unwrap(), [], "nothing waits for it any more");
             assert!(shell.deleting.is_empty());
         };

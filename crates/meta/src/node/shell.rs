@@ -16,6 +16,7 @@ use tracing::{debug, error, warn};
 
 use super::context::Context;
 use super::inbox::{Asker, Event};
+use super::partitions::Removal;
 use super::replica::{Proposal, Replica};
 use super::responder::Responder;
 use super::snapshots::SnapshotJob;
@@ -40,8 +41,8 @@ pub(crate) struct Shell {
     pub joined: BTreeSet<PartitionId>,
     /// Partitions whose deletion is being noted, or whose files are about to go.
     pub deleting: BTreeSet<PartitionId>,
-    /// Those among them whose files go when nothing needs them any more.
-    pub removable: BTreeSet<PartitionId>,
+    /// Those among them whose files go, and how far that has come.
+    pub removable: BTreeMap<PartitionId, Removal>,
     /// Snapshots to fetch, in the order Raft asked for them.
     pub installs: Vec<InstallSnapshot>,
     /// Partitions whose snapshots are written, fetched or read now: one job at a time works in a directory.
@@ -72,7 +73,7 @@ impl Shell {
             joining: BTreeSet::new(),
             joined: BTreeSet::new(),
             deleting: BTreeSet::new(),
-            removable: BTreeSet::new(),
+            removable: BTreeMap::new(),
             installs: Vec::new(),
             snapshot_jobs: BTreeMap::new(),
             checks: Rc::default(),
@@ -113,6 +114,9 @@ impl Shell {
             Event::Leave => {
                 self.leaving = true;
                 self.hand_over(multi);
+            }
+            Event::DirectoryEmptied { partition, is_empty } => {
+                self.directory_emptied(partition, is_empty);
             }
             Event::DirectoryRemoved { partition } => {
                 self.deleting.remove(&partition);

@@ -146,10 +146,8 @@ impl SnapshotStore {
     /// The disk's.
     pub(crate) fn mark_joined(&self, partition: PartitionId) -> io::Result<()> {
         let directory = self.of(partition);
-        match disk::remove(&directory.join(JOINING)) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => disk::sync_directory(&directory),
-        }
+        remove_if_there(&directory.join(JOINING))?;
+        disk::sync_directory(&directory)
     }
 
     /// Notes durably that the partition is deleted, before the log forgets it: a crash in between
@@ -179,6 +177,20 @@ impl SnapshotStore {
         disk::sync_directory(&directory)
     }
 
+    /// Deletes everything of a partition but the mark that it is deleted.
+    ///
+    /// # Errors
+    ///
+    /// The disk's.
+    pub(crate) fn empty(&self, partition: PartitionId) -> io::Result<()> {
+        let directory = self.of(partition);
+        for name in disk::list(&directory)?.iter().filter(|name| *name != DELETED) {
+            // What is written there still may have removed it, or given it its name.
+            remove_if_there(&directory.join(name))?;
+        }
+        disk::sync_directory(&directory)
+    }
+
     /// Deletes everything of a partition, the mark that it is deleted last: what is left after a crash must not
     /// look like one that is about to begin. Missing is fine.
     ///
@@ -186,22 +198,13 @@ impl SnapshotStore {
     ///
     /// The disk's.
     pub(crate) fn remove(&self, partition: PartitionId) -> io::Result<()> {
-        let directory = self.of(partition);
-        let names = match disk::list(&directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return disk::sync_directory(&self.directory);
+        match self.empty(partition) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            emptied => {
+                emptied?;
+                disk::remove_tree(&self.of(partition))?;
             }
-            names => names?,
-        };
-        for name in names.iter().filter(|name| *name != DELETED) {
-            // What is written there still may have removed it, or given it its name.
-            disk::remove(&directory.join(name)).or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(()),
-                _ => Err(error),
-            })?;
         }
-        disk::sync_directory(&directory)?;
-        disk::remove_tree(&directory)?;
         disk::sync_directory(&self.directory)
     }
 
@@ -345,6 +348,13 @@ fn require(
         return Err(SnapshotFileError::Damaged("the file is of another snapshot"));
     }
     Ok(())
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match disk::remove(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn parse_snapshot_name(name: &str) -> Option<LogPosition> {
