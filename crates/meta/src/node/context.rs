@@ -101,6 +101,11 @@ impl Context {
         self.free_bytes.get() < self.config.reserve_bytes
     }
 
+    /// Whether so much could be written, as far as known.
+    pub(crate) fn has_room_for(&self, bytes: u64) -> bool {
+        bytes <= self.free_bytes.get()
+    }
+
     /// Where a node listens, as far as known.
     pub(crate) fn address(&self, node: NodeId) -> Option<SocketAddr> {
         self.addresses.borrow().get(node)

@@ -246,7 +246,7 @@ fn start_of(one: &Loaded) -> GroupStart {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::net::SocketAddr;
     use std::rc::Rc;
     use std::sync::Arc;
@@ -263,10 +263,10 @@ mod tests {
     use crate::node::inbox::Inbox;
     use crate::node::snapshots::{RETRY_MS, SnapshotJob, is_due};
 
-    const NODE: NodeId = NodeId(101);
-    const PARTITION: PartitionId = PartitionId(7);
+    pub(in crate::node) const NODE: NodeId = NodeId(101);
+    pub(in crate::node) const PARTITION: PartitionId = PartitionId(7);
 
-    fn shell(directory: &std::path::Path) -> Shell {
+    pub(in crate::node) fn shell(directory: &std::path::Path) -> Shell {
         let any = SocketAddr::from(([127, 0, 0, 1], 0));
         let config = MetaNodeConfig::new(directory.to_path_buf(), any, any, Vec::new());
         let credential = Credential::Cluster(Key::random().unwrap());
@@ -277,7 +277,7 @@ mod tests {
         Shell::new(Rc::new(Context::new(config, NODE, pool, managers, inbox, store)), 1)
     }
 
-    fn definition() -> CreateMetaPartition {
+    pub(in crate::node) fn definition() -> CreateMetaPartition {
         CreateMetaPartition {
             partition: PARTITION,
             volume: VolumeId(1),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     /// Waits for what the jobs have to say, and handles it.
-    async fn handle_next(shell: &mut Shell, multi: &mut MultiRaft) {
+    pub(in crate::node) async fn handle_next(shell: &mut Shell, multi: &mut MultiRaft) {
         let inbox = Rc::clone(&shell.ctx.inbox);
         let wait = std::time::Duration::from_secs(10);
         tokio::time::timeout(wait, inbox.filled()).await.expect("a job ends");

@@ -3,6 +3,7 @@
 //! What only a leader needs (who waits for which entry, lease timers, driven operations) is dropped
 //! when leadership is lost, and built anew from the state by the next leader.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -142,12 +143,20 @@ pub(crate) struct LogGrowth {
     pub wanted: bool,
     /// Those that have rotted and are to be set aside when there is another.
     pub rotten: Vec<LogPosition>,
+    /// A peer was given all of the newest, or it could not be read for one: who could not take it may have found that it has
+    /// rotted, and not only been busy, or full.
+    pub is_given: Rc<Cell<bool>>,
+    /// How often one could not be fetched since the last one that was installed.
+    pub fetches_failed: u32,
 }
 
 impl LogGrowth {
-    /// A follower could not take what it was offered: perhaps that has rotted, and nothing else would ever be offered.
+    /// A follower could not take what it was offered: if it has seen it, perhaps that has rotted, and nothing else would ever
+    /// be offered.
     pub(crate) fn doubt(&mut self) {
-        self.scrub_due_ms = self.scrub_due_ms.min(self.trusted_until_ms);
+        if self.is_given.take() {
+            self.scrub_due_ms = self.scrub_due_ms.min(self.trusted_until_ms);
+        }
     }
 }
 

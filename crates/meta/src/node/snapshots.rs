@@ -4,13 +4,13 @@
 //! The log is then dropped up to the snapshot *before* the new one: if the new file rots, the node
 //! still starts from its predecessor and the log.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::clock::now_ms;
-use milpa_host::disk::{File, Open};
+use milpa_host::disk::{self, File, Open};
 use milpa_host::jobs;
 use milpa_raft::{InstallSnapshot, LogPosition, MultiRaft, SnapshotDescriptor};
 use milpa_types::{MetaError, NodeId, PartitionId, Role};
@@ -24,7 +24,7 @@ use super::metrics::Metrics;
 use super::replica::{LogGrowth, Replica};
 use super::responder::Responder;
 use super::shell::Shell;
-use super::snapshot_file::{self, FileHeader};
+use super::snapshot_file::{self, FileHeader, is_of_medium};
 use super::snapshot_store::SnapshotStore;
 use crate::core::{Partition, Snapshot};
 
@@ -43,6 +43,11 @@ pub(super) const RETRY_MS: u64 = 30_000;
 const PIECE_WAIT: Duration = Duration::from_secs(5);
 /// Tries for one piece.
 const PIECE_TRIES: u32 = 5;
+/// After one could not be fetched no other is asked for so long: what was missing here, such as room, does not come at once.
+/// Doubled each time.
+const FETCH_PAUSE_MIN: Duration = Duration::from_millis(200);
+/// What was missing may be there by then: others wait for this replica, perhaps.
+const FETCH_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// What is done with the snapshots of a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,16 +159,31 @@ impl Shell {
         responder: Responder,
     ) {
         let store = self.ctx.store.clone();
+        let log = self.replicas.get(&partition).map(|replica| &replica.log);
+        let is_newest = |log: &&LogGrowth| {
+            log.newest.as_ref().is_some_and(|newest| newest.position.index == index)
+        };
+        let is_given = log.filter(is_newest).map(|log| Rc::clone(&log.is_given));
+        let give = move || is_given.map(|is_given| is_given.set(true));
         tokio::task::spawn_local(async move {
             let read = move || store.read_piece(partition, index, offset, PIECE_BYTES);
             match jobs::run("snapshot", read).await {
                 Ok(Ok(Some((piece, total)))) => {
+                    if offset.saturating_add(piece.len() as u64) >= total {
+                        give();
+                    }
                     let answer = Ok(MetaAnswer::SnapshotPiece { total });
                     responder.send_with(&answer, piece.into());
                 }
-                Ok(Ok(None)) => responder.fail(MetaError::WrongPartition),
+                Ok(Ok(None)) => {
+                    give();
+                    responder.fail(MetaError::WrongPartition);
+                }
                 Ok(Err(error)) => {
                     error!(%partition, index, %error, "cannot read a snapshot for a peer");
+                    if is_of_medium(&error) {
+                        give();
+                    }
                     responder.fail(MetaError::DiskFailed);
                 }
                 Err(_) => responder.fail(MetaError::Busy),
@@ -182,12 +202,15 @@ impl Shell {
         info!(%partition, from = %install.from, position = ?install.snapshot.position,
             "fetching a snapshot: this replica is too far behind for the log");
         let identity = Rc::clone(&replica.identity);
+        let pause = fetch_pause(replica.log.fetches_failed);
         self.snapshot_jobs.insert(partition, SnapshotJob::Fetch);
         let ctx = Rc::clone(&self.ctx);
         tokio::task::spawn_local(async move {
             let fetched = fetch_and_read(&ctx, &install, &identity).await;
             if let Err(problem) = &fetched {
                 warn!(%partition, problem, "could not install a snapshot");
+                // As soon as that is said, another one is offered.
+                tokio::time::sleep(pause).await;
             }
             let fetched = fetched.ok().map(Box::new);
             ctx.inbox.push(Event::SnapshotFetched { partition, identity, fetched });
@@ -204,9 +227,13 @@ impl Shell {
     ) {
         let now = now_ms();
         let scrub_due_ms = self.ctx.next_scrub_ms(now);
-        let Some(replica) = self.job_ended(partition, identity) else { return };
+        let Some(replica) = self.job_ended(partition, identity) else {
+            // Its group may run on, and would wait for this one for ever.
+            return multi.snapshot_failed(partition);
+        };
         let Some(fetched) = fetched else {
             Metrics::get().snapshots_failed.inc();
+            replica.log.fetches_failed = replica.log.fetches_failed.saturating_add(1);
             return multi.snapshot_failed(partition);
         };
         let (header, state) = *fetched;
@@ -251,11 +278,13 @@ fn write(
     if let Err(error) = snapshot_file::write(&path, header, snapshot) {
         error!(%partition, %error, source = ?std::error::Error::source(&error),
             "cannot write a snapshot");
+        discard(&path);
         return false;
     }
     let published = store.publish(partition, position, &path);
     if let Err(error) = &published {
         error!(%partition, %error, "cannot publish a snapshot");
+        discard(&path);
         return false;
     }
     // One of the same position has been replaced.
@@ -272,17 +301,39 @@ fn write(
     true
 }
 
-/// Fetches a snapshot piece by piece, makes it durable and reads it.
+/// Removes what was not finished: on a full disk it has the room that was left.
+fn discard(unfinished: &Path) {
+    if let Err(error) = disk::remove(unfinished)
+        && error.kind() != std::io::ErrorKind::NotFound
+    {
+        warn!(?unfinished, %error, "cannot remove an unfinished snapshot");
+    }
+}
+
+/// How long nothing is fetched after an attempt that failed, as so many had before it.
+fn fetch_pause(failed: u32) -> Duration {
+    let factor = 1_u32.checked_shl(failed).unwrap_or(u32::MAX);
+    FETCH_PAUSE_MIN.saturating_mul(factor).min(FETCH_PAUSE_MAX)
+}
+
+/// Fetches a snapshot piece by piece, makes it durable and reads it. Leaves nothing if that fails.
 async fn fetch_and_read(
     ctx: &Context,
     install: &InstallSnapshot,
     identity: &Rc<()>,
 ) -> Result<(FileHeader, Partition), String> {
+    if ctx.is_disk_full() {
+        return Err("the disk is full".to_owned());
+    }
     let (partition, position) = (install.group, install.snapshot.position);
     let path = ctx.store.incoming_path(partition);
-    fetch(ctx, install, identity, path.clone()).await?;
+    let fetched = fetch(ctx, install, identity, path.clone()).await;
     let (store, expected) = (ctx.store.clone(), install.snapshot.clone());
-    let read = move || check_and_publish(&store, partition, position, &path, &expected);
+    let read = move || {
+        let read =
+            fetched.and_then(|()| check_and_publish(&store, partition, position, &path, &expected));
+        read.inspect_err(|_| discard(&path))
+    };
     jobs::run("snapshot", read).await.map_err(|error| error.to_string())?
 }
 
@@ -298,6 +349,9 @@ async fn fetch(
         let (piece, total) = fetch_piece(ctx, install, identity, offset).await?;
         if piece.is_empty() || offset + piece.len() as u64 > total {
             return Err(format!("a piece at {offset} of {total} bytes has {}", piece.len()));
+        }
+        if !ctx.has_room_for(total - offset) {
+            return Err(format!("the disk has no room for {total} bytes"));
         }
         let (end, out) = (offset + piece.len() as u64, file.clone());
         on_thread(move || out.write_at(&piece, offset)).await?;
@@ -353,7 +407,7 @@ fn check_and_publish(
     store: &SnapshotStore,
     partition: PartitionId,
     position: LogPosition,
-    path: &std::path::Path,
+    path: &Path,
     expected: &SnapshotDescriptor,
 ) -> Result<(FileHeader, Partition), String> {
     let (header, state) = snapshot_file::read(path).map_err(|error| error.to_string())?;
@@ -371,4 +425,179 @@ async fn on_thread<T: Send + 'static>(
 ) -> Result<T, String> {
     let done = jobs::run("snapshot", work).await.map_err(|error| error.to_string())?;
     done.map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_host::disk;
+    use milpa_raft::{MemberChange, Members, RaftConfig};
+
+    use super::*;
+    use crate::node::recovery::tests::{NODE, PARTITION, definition, handle_next, shell};
+
+    fn descriptor(index: u64) -> SnapshotDescriptor {
+        let position = LogPosition { term: 1, index };
+        SnapshotDescriptor { position, members: Members::new(&[NODE, NodeId(102)], &[]) }
+    }
+
+    /// What a partition's directory has that nobody finished.
+    fn unfinished(store: &SnapshotStore) -> Vec<String> {
+        let directory = store.writing_path(PARTITION).parent().unwrap().to_owned();
+        let names = disk::list(&directory).unwrap();
+        names.into_iter().filter(|name| name.ends_with(".tmp")).collect()
+    }
+
+    /// Found by a reader: what could not be written to its end, or not fetched, kept its room, the last that the disk had.
+    #[test]
+    fn a_snapshot_that_cannot_be_written_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = SnapshotStore::open(directory.path().join("partitions")).unwrap();
+        store.define(&definition()).unwrap();
+        let full = Path::new("/dev/full");
+        std::os::unix::fs::symlink(full, store.writing_path(PARTITION)).unwrap();
+        let state = Replica::founded(definition()).state;
+        let header = FileHeader { definition: definition(), descriptor: descriptor(1) };
+        assert!(!write(&store, &header, state.begin_snapshot(1), &[]));
+        assert!(unfinished(&store).is_empty() && full.exists());
+    }
+
+    /// One that a leader offers, which has no address.
+    async fn fetch_in_vain(shell: &mut Shell) -> MultiRaft {
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        shell.ctx.store.define(&definition()).unwrap();
+        shell.replicas.insert(PARTITION, Replica::founded(definition()));
+        let snapshot = descriptor(40);
+        shell.begin_fetch(
+            &mut multi,
+            InstallSnapshot { group: PARTITION, from: NodeId(102), snapshot },
+        );
+        assert_eq!(shell.snapshot_jobs.get(&PARTITION), Some(&SnapshotJob::Fetch));
+        handle_next(shell, &mut multi).await;
+        multi
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_cannot_be_fetched_leaves_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        tokio::task::LocalSet::new().run_until(fetch_in_vain(&mut shell)).await;
+        assert_eq!(unfinished(&shell.ctx.store), [""; 0]);
+        assert!(shell.snapshot_jobs.is_empty());
+        assert_eq!(shell.replicas[&PARTITION].log.fetches_failed, 1);
+    }
+
+    /// Found by a reader: a follower without room fetched what it could not take five times a second.
+    #[tokio::test]
+    async fn on_a_full_disk_no_snapshot_is_fetched() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        shell.ctx.free_bytes.set(1);
+        shell.ctx.store.define(&definition()).unwrap();
+        let path = shell.ctx.store.incoming_path(PARTITION);
+        std::fs::write(&path, "not touched").unwrap();
+        let began = std::time::Instant::now();
+        tokio::task::LocalSet::new().run_until(fetch_in_vain(&mut shell)).await;
+        assert!(began.elapsed() >= FETCH_PAUSE_MIN);
+        assert_eq!(std::fs::read(&path).unwrap(), b"not touched");
+    }
+
+    /// Lets one take its turn; gives a snapshot that it is to fetch.
+    fn take_turn(
+        multi: &mut MultiRaft,
+        other: &mut MultiRaft,
+        now: u64,
+    ) -> Option<InstallSnapshot> {
+        multi.tick(now);
+        let mut turn = multi.turn(now);
+        if let Some(batch) = turn.batch {
+            multi.persisted(batch.number, now);
+        }
+        for (_, frame) in turn.messages {
+            other.step_frame(multi.node(), frame.encode(), now).unwrap();
+        }
+        for entry in turn.committed.iter().filter_map(|(_, entries)| entries.last()) {
+            multi.applied(PARTITION, entry.position.index);
+        }
+        turn.installs.pop()
+    }
+
+    /// A follower that is offered a snapshot by a group of one, whose log begins behind it. Gives what it is to fetch.
+    fn offered() -> (MultiRaft, InstallSnapshot) {
+        const LEADER: NodeId = NodeId(102);
+        let config = RaftConfig::default();
+        let mut leader = MultiRaft::new(LEADER, config.clone(), 1).unwrap();
+        let mut follower = MultiRaft::new(NODE, config, 1).unwrap();
+        leader.create_group(PARTITION, &[LEADER], &[], true);
+        follower.create_group(PARTITION, &[], &[], false);
+        for now in (0..5_000).step_by(25) {
+            take_turn(&mut leader, &mut follower, now);
+            if let Some(install) = take_turn(&mut follower, &mut leader, now) {
+                return (follower, install);
+            }
+            let applied = leader.status(PARTITION).unwrap().applied;
+            if let Some(snapshot) = leader.describe(PARTITION, applied) {
+                leader.set_snapshot(PARTITION, snapshot);
+                leader.compact(PARTITION, applied);
+            }
+            let change = MemberChange { voters: vec![LEADER], learners: vec![NODE] };
+            leader.propose_change(PARTITION, &change, &[], Bytes::new()).ok();
+        }
+        panic!("nothing is offered");
+    }
+
+    /// Found by a reader: the group of a replica that was given up meanwhile waited for the snapshot for ever.
+    #[tokio::test]
+    async fn who_was_given_up_while_it_fetched_waits_for_no_snapshot() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let (mut multi, install) = offered();
+        shell.replicas.insert(PARTITION, Replica::founded(definition()));
+        let fetching = async {
+            shell.begin_fetch(&mut multi, install);
+            shell.give_up_replica(PARTITION, "a test".to_owned());
+            handle_next(&mut shell, &mut multi).await;
+        };
+        tokio::task::LocalSet::new().run_until(fetching).await;
+        let told = multi.turn(5_000).messages;
+        assert_eq!(told.first().map(|(to, _)| *to), Some(NodeId(102)), "it could not be fetched");
+    }
+
+    #[test]
+    fn a_fetch_that_fails_again_waits_longer() {
+        let ms = |failed| fetch_pause(failed).as_millis();
+        assert_eq!(
+            [0, 1, 2, 3, 4, 5, 6, u32::MAX].map(ms),
+            [200, 400, 800, 1600, 3200, 5000, 5000, 5000]
+        );
+    }
+
+    /// Found by a reader: each follower that was busy, or full, had its leader read all snapshots of the partition again.
+    #[tokio::test]
+    async fn a_snapshot_is_doubted_by_who_was_given_all_of_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let store = shell.ctx.store.clone();
+        store.define(&definition()).unwrap();
+        let path = store.writing_path(PARTITION);
+        std::fs::write(&path, vec![7; PIECE_BYTES + 1]).unwrap();
+        store.publish(PARTITION, descriptor(40).position, &path).unwrap();
+        let mut replica = Replica::founded(definition());
+        replica.log.newest = Some(descriptor(40));
+        replica.log.scrub_due_ms = u64::MAX;
+        shell.replicas.insert(PARTITION, replica);
+        let serving = async {
+            for (offset, is_doubted) in [(0, false), (PIECE_BYTES as u64, true)] {
+                let (responder, answer) = Responder::task("fetch", Duration::from_secs(9));
+                shell.serve_snapshot(PARTITION, 40, offset, responder);
+                answer.await.unwrap().unwrap();
+                let log = &mut shell.replicas.get_mut(&PARTITION).unwrap().log;
+                log.doubt();
+                assert_eq!(log.scrub_due_ms < u64::MAX, is_doubted, "{offset}");
+                log.scrub_due_ms = u64::MAX;
+                log.doubt();
+                assert_eq!(log.scrub_due_ms, u64::MAX, "once");
+            }
+        };
+        tokio::task::LocalSet::new().run_until(serving).await;
+    }
 }
