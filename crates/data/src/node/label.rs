@@ -15,8 +15,6 @@ use super::open::Unopened;
 
 const LABEL_FILE: &str = "DISK";
 const LABEL_FORMAT: u32 = 2;
-/// How often a label that cannot be read is read.
-const READS_MAX: u32 = 4;
 
 /// Which disk of which node a directory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,15 +107,7 @@ fn read_label(directory: &Path, incarnation: u128) -> Result<Option<Label>, Unop
     files::create_directory(directory)
         .map_err(|error| Unopened::of(&error, format!("cannot make {directory:?}: {error}")))?;
     let path = directory.join(LABEL_FILE);
-    let mut read = files::read(&path);
-    for _ in 1..READS_MAX {
-        // A read may fail once.
-        if !read.as_ref().is_err_and(files::is_failure) {
-            break;
-        }
-        read = files::read(&path);
-    }
-    let bytes = match read {
+    let bytes = match files::read(&path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Unopened::of(&error, format!("cannot read {path:?}: {error}"))),

@@ -23,6 +23,9 @@ use crate::world;
 
 mod system;
 
+/// How often what the disk fails to read is read.
+const READS_MAX: u32 = 4;
+
 /// How a file is opened: for reading and writing, but for `Read`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
@@ -235,7 +238,7 @@ impl File {
     }
 }
 
-/// A file with a position. Unbuffered.
+/// A file with a position. Unbuffered. What the disk fails to read is tried again.
 #[derive(Debug)]
 pub struct FileStream {
     file: File,
@@ -252,7 +255,7 @@ impl FileStream {
 
 impl Read for FileStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.position)?;
+        let count = repeat_failed(|| self.file.read_at(buffer, self.position))?;
         self.position += count as u64;
         Ok(count)
     }
@@ -289,6 +292,19 @@ pub fn is_failure(error: &io::Error) -> bool {
         libc::ENOMEDIUM,
     ];
     error.raw_os_error().is_some_and(|error| errors.contains(&error))
+}
+
+/// Reads, and again if the disk has failed: what it refuses once it may give the next time, and what cannot be read may cost
+/// a whole replica. Not for what changes anything: a failed sync must not be repeated.
+fn repeat_failed<T>(mut read: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    let mut done = read();
+    for _ in 1..READS_MAX {
+        if !done.as_ref().is_err_and(is_failure) {
+            break;
+        }
+        done = read();
+    }
+    done
 }
 
 /// Whether the process or the system has run out of what it needs to open or read any file. Nothing is wrong with the
@@ -427,16 +443,17 @@ fn sync_name_if_ours(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The names in a directory, in order. Those that are not UTF-8 are none of ours and left out.
+/// The names in a directory, in order. Those that are not UTF-8 are none of ours and left out. What the disk fails to read is
+/// tried again.
 ///
 /// # Errors
 ///
 /// As readdir(3).
 pub fn list(directory: &Path) -> io::Result<Vec<String>> {
-    let mut names = match world::current() {
-        Some(world) => world.disk().list(directory)?,
-        None => system::list(directory)?,
-    };
+    let mut names = repeat_failed(|| match world::current() {
+        Some(world) => world.disk().list(directory),
+        None => system::list(directory),
+    })?;
     names.sort_unstable();
     Ok(names)
 }
@@ -477,12 +494,16 @@ pub fn space(path: &Path) -> io::Result<Space> {
     }
 }
 
-/// Reads a whole file. For small ones.
+/// Reads a whole file. For small ones. What the disk fails to read is tried again.
 ///
 /// # Errors
 ///
 /// As open(2) and pread(2).
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    repeat_failed(|| read_once(path))
+}
+
+fn read_once(path: &Path) -> io::Result<Vec<u8>> {
     let file = File::open(path, Open::Read)?;
     let length = usize::try_from(file.length()?).map_err(io::Error::other)?;
     let mut bytes = vec![0; length];

@@ -191,3 +191,20 @@ fn what_is_no_directory_is_not_opened_as_one() {
     assert!(create_directory(&file.join("below")).is_err());
     assert!(create_directory(&file).is_err(), "it is no directory");
 }
+
+/// Found by a reader: what could not be read once was lost to who asked, and a node gave up a replica for it.
+#[test]
+fn what_the_disk_fails_to_read_is_tried_again() {
+    let tries = |fails: u32, errno: i32| {
+        let mut tries = 0;
+        let read = repeat_failed(|| {
+            tries += 1;
+            if tries > fails { Ok(()) } else { Err(io::Error::from_raw_os_error(errno)) }
+        });
+        (tries, read.is_ok())
+    };
+    assert_eq!(tries(0, libc::EIO), (1, true));
+    assert_eq!(tries(3, libc::EIO), (4, true));
+    assert_eq!(tries(9, libc::EIO), (4, false));
+    assert_eq!(tries(9, libc::ENOENT), (1, false));
+}

@@ -57,6 +57,8 @@ mod check;
 mod context;
 mod coordinate;
 mod deletion;
+#[cfg(test)]
+mod failing_reads;
 mod freeing;
 mod hand_over;
 mod inbox;

@@ -29,9 +29,6 @@ use crate::core::Partition;
 /// Why a replica that was refused is not served after a restart either.
 const REFUSED: &str = "its state was not that of most replicas";
 
-/// How often a partition that cannot be read is read.
-const READS_MAX: u32 = 4;
-
 /// One partition as its directory has it.
 #[derive(Default)]
 pub(crate) struct Loaded {
@@ -59,28 +56,16 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
         loop {
             let partition = next.lock().unwrap_or_else(PoisonError::into_inner).next();
             let Some(partition) = partition else { return };
-            let one = load_patiently(store, partition);
+            let one = load(store, partition).or_else(|error| match is_of_medium(&error) {
+                true => Ok(Loaded { partition, unread: Some(error), ..Loaded::default() }),
+                false => Err(error),
+            });
             loaded.lock().unwrap_or_else(PoisonError::into_inner).push(one);
         }
     };
     jobs::on_all_processors(work);
     let loaded = loaded.into_inner().unwrap_or_else(PoisonError::into_inner);
     loaded.into_iter().collect()
-}
-
-/// A disk that fails to read once is asked again: what it cannot read costs the replica.
-fn load_patiently(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
-    let mut one = load(store, partition);
-    for _ in 1..READS_MAX {
-        if !one.as_ref().is_err_and(is_of_medium) {
-            break;
-        }
-        one = load(store, partition);
-    }
-    one.or_else(|error| match is_of_medium(&error) {
-        true => Ok(Loaded { partition, unread: Some(error), ..Loaded::default() }),
-        false => Err(error),
-    })
 }
 
 fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
@@ -99,8 +84,10 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
                     "a snapshot is damaged: trying the one before");
                 Metrics::get().snapshots_failed.inc();
                 // What the disk refuses now it may give the next time.
-                if error.io().is_none() {
-                    store.set_aside(partition, position)?;
+                if error.io().is_none()
+                    && let Err(error) = store.set_aside(partition, position)
+                {
+                    warn!(%partition, ?position, %error, "cannot set a damaged snapshot aside");
                 }
             }
         }
@@ -260,7 +247,9 @@ pub(super) mod tests {
     use super::*;
     use crate::config::MetaNodeConfig;
     use crate::node::context::Context;
+    use crate::node::failing_reads::fail_reads;
     use crate::node::inbox::Inbox;
+    use crate::node::snapshot_file::{self, FileHeader};
     use crate::node::snapshots::{RETRY_MS, SnapshotJob, is_due};
 
     pub(in crate::node) const NODE: NodeId = NodeId(101);
@@ -420,5 +409,44 @@ pub(super) mod tests {
         assert!(shell.replicas.contains_key(&PARTITION));
         assert_eq!(shell.damaged.keys().copied().collect::<Vec<_>>(), [unread, lost]);
         assert!(multi.status(lost).is_none(), "it may have had no vote");
+    }
+
+    /// Writes a snapshot of the partition.
+    fn write_snapshot(store: &SnapshotStore, position: LogPosition) {
+        let mut state = Replica::founded(definition()).state;
+        state.skip(position.index);
+        let descriptor = SnapshotDescriptor { position, members: Members::new(&[NODE], &[]) };
+        let header = FileHeader { definition: definition(), descriptor };
+        let path = store.writing_path(PARTITION);
+        snapshot_file::write(&path, &header, state.begin_snapshot(position.term)).unwrap();
+        store.publish(PARTITION, position, &path).unwrap();
+    }
+
+    /// Found by a reader: a definition that could not be read once was lost, and the newest snapshot was passed over for one
+    /// before it, behind which the log of a partition at rest does not begin: either cost the replica.
+    #[tokio::test]
+    async fn a_disk_that_fails_to_read_once_costs_no_replica() {
+        let newest = LogPosition { term: 1, index: 40 };
+        let file = format!("{:020}-{:020}.snapshot", newest.index, newest.term);
+        for (name, mark) in [("definition", logged().groups[0].mark), (file.as_str(), newest)] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut shell = shell(directory.path());
+            let store = shell.ctx.store.clone();
+            store.define(&definition()).unwrap();
+            if mark == newest {
+                write_snapshot(&store, LogPosition { term: 1, index: 5 });
+                write_snapshot(&store, newest);
+            }
+            let path = directory.path().join("partitions/7").join(name);
+            let loaded = {
+                let _entered = fail_reads(path, 1);
+                load_all(&store).unwrap()
+            };
+            let mut recovered = logged();
+            (recovered.groups[0].mark, recovered.groups[0].commit) = (mark, mark.index);
+            let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+            shell.recover(&mut multi, loaded, recovered);
+            assert!(shell.replicas.contains_key(&PARTITION), "{name}: {:?}", shell.damaged);
+        }
     }
 }

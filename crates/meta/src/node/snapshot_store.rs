@@ -93,8 +93,10 @@ impl SnapshotStore {
         let directory = self.of(partition);
         let mut stored = Stored::default();
         for name in disk::list(&directory)? {
-            if name.ends_with(".tmp") || name.ends_with(".new") {
-                disk::remove(&directory.join(&name))?;
+            if (name.ends_with(".tmp") || name.ends_with(".new"))
+                && let Err(error) = disk::remove(&directory.join(&name))
+            {
+                warn!(%partition, name, %error, "cannot remove what was not finished");
             }
             stored.snapshots.extend(parse_snapshot_name(&name));
             stored.started |= name == STARTED;
