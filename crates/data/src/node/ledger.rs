@@ -17,7 +17,7 @@
 //!
 //! If it is damaged it is made anew from what the disks hold.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -34,8 +34,8 @@ const HEADER_BYTES: usize = 12;
 /// What is noted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Noted {
-    /// Every id that was ever given, and the directory that had it last: none is given twice, also not while the label of
-    /// its disk cannot be read.
+    /// Ids that were given, and the directory that had each last: none is given twice, also not while the label of its
+    /// disk cannot be read.
     disks: BTreeMap<DiskId, String>,
     /// The disk that has the node's replica of a partition, or had the last one.
     replicas: BTreeMap<PartitionId, DiskId>,
@@ -46,6 +46,8 @@ pub(crate) struct Noted {
 pub(crate) struct Ledger {
     path: PathBuf,
     noted: Noted,
+    /// Replicas that serve where they were found, as nothing else is known of them.
+    unnoted: BTreeMap<PartitionId, DiskId>,
 }
 
 /// What a disk was found to hold of a partition: as of which configuration, if that could be read.
@@ -69,7 +71,7 @@ impl Ledger {
             Err(error) if disk::is_failure(&error) => lost(&path, &error),
             Err(error) => return Err(format!("cannot read {path:?}: {error}")),
         };
-        Ok(Ledger { path, noted })
+        Ok(Ledger { path, noted, unnoted: BTreeMap::new() })
     }
 
     /// The id that the disk in this directory was given last.
@@ -106,31 +108,31 @@ impl Ledger {
 
     /// Whether the replica that is to serve is on this disk.
     pub fn has_replica(&self, partition: PartitionId, disk: DiskId) -> bool {
-        self.noted.replicas.get(&partition) == Some(&disk)
+        let place = self.noted.replicas.get(&partition).or_else(|| self.unnoted.get(&partition));
+        place == Some(&disk)
     }
 
-    /// Takes in what was found on the disks at a start. Of replicas that were never noted the newest counts. What nobody
-    /// has any more is forgotten, once every disk was looked at.
+    /// Takes in what was found on the disks at a start. Of replicas that were never noted the newest counts; it is noted
+    /// once every disk was looked at, as one that was not may have a newer one. Then, too, what nobody has any more is forgotten.
     ///
     /// # Errors
     ///
     /// As [`note_disks`](Ledger::note_disks).
-    pub fn take_in(&mut self, found: &[Found], looked_at: &[DiskId]) -> io::Result<()> {
-        let held: BTreeSet<PartitionId> = found.iter().map(|(partition, ..)| *partition).collect();
+    pub fn take_in(&mut self, found: &[Found], is_all: bool) -> io::Result<()> {
+        let mut newest: BTreeMap<PartitionId, (Option<Epoch>, DiskId)> = BTreeMap::new();
+        for (partition, disk, epoch) in found {
+            let best = newest.entry(*partition).or_insert((*epoch, *disk));
+            *best = (*best).max((*epoch, *disk));
+        }
+        self.unnoted = newest.iter().map(|(partition, (_, disk))| (*partition, *disk)).collect();
+        self.unnoted.retain(|partition, _| !self.noted.replicas.contains_key(partition));
+        if !is_all {
+            return Ok(());
+        }
+        let unnoted = std::mem::take(&mut self.unnoted);
         self.change(|noted| {
-            if noted.disks.keys().all(|disk| looked_at.contains(disk)) {
-                noted.replicas.retain(|partition, _| held.contains(partition));
-            }
-            let mut newest: BTreeMap<PartitionId, (Option<Epoch>, DiskId)> = BTreeMap::new();
-            for (partition, disk, epoch) in found {
-                if !noted.replicas.contains_key(partition) {
-                    let best = newest.entry(*partition).or_insert((*epoch, *disk));
-                    *best = (*best).max((*epoch, *disk));
-                }
-            }
-            noted
-                .replicas
-                .extend(newest.into_iter().map(|(partition, (_, disk))| (partition, disk)));
+            noted.replicas.retain(|partition, _| newest.contains_key(partition));
+            noted.replicas.extend(unnoted);
         })
     }
 
@@ -213,26 +215,40 @@ mod tests {
         let mut ledger = opened(base.path());
         ledger.note_disks(&[(A, Path::new("/a")), (B, Path::new("/b"))]).unwrap();
         let both = [(PARTITION, A, Some(Epoch(3))), (PARTITION, B, Some(Epoch(2)))];
-        ledger.take_in(&both, &[A, B]).unwrap();
+        ledger.take_in(&both, true).unwrap();
         assert!(ledger.has_replica(PARTITION, A) && !ledger.has_replica(PARTITION, B));
         ledger.note_replica(PARTITION, B).unwrap();
         // The disk that has it is out; later it is back, and has it no more.
-        for looked_at in [&[A][..], &[A, B]] {
+        for is_all in [false, true] {
             let mut ledger = opened(base.path());
-            ledger.take_in(&both[..1], looked_at).unwrap();
+            ledger.take_in(&both[..1], is_all).unwrap();
             assert!(!ledger.has_replica(PARTITION, A) && ledger.has_replica(PARTITION, B));
         }
-        ledger.take_in(&[], &[A]).unwrap();
+        ledger.take_in(&[], false).unwrap();
         assert!(ledger.has_replica(PARTITION, B));
-        ledger.take_in(&[], &[A, B]).unwrap();
+        ledger.take_in(&[], true).unwrap();
         assert_eq!(ledger.noted.replicas, BTreeMap::new());
+    }
+
+    /// Found by a reader: what was found while a disk was out was noted for good.
+    #[test]
+    fn what_was_never_noted_is_settled_when_all_disks_are_there() {
+        let base = tempfile::tempdir().unwrap();
+        let both = [(PARTITION, A, Some(Epoch(3))), (PARTITION, B, Some(Epoch(4)))];
+        let mut ledger = opened(base.path());
+        ledger.take_in(&both[..1], false).unwrap();
+        assert!(ledger.has_replica(PARTITION, A), "nothing else is known");
+        let mut ledger = opened(base.path());
+        ledger.take_in(&both, true).unwrap();
+        assert!(ledger.has_replica(PARTITION, B) && !ledger.has_replica(PARTITION, A));
+        assert!(opened(base.path()).has_replica(PARTITION, B));
     }
 
     #[test]
     fn of_replicas_that_were_never_noted_one_that_can_be_read_counts() {
         let base = tempfile::tempdir().unwrap();
         let mut ledger = opened(base.path());
-        ledger.take_in(&[(PARTITION, A, Some(Epoch(1))), (PARTITION, B, None)], &[A, B]).unwrap();
+        ledger.take_in(&[(PARTITION, A, Some(Epoch(1))), (PARTITION, B, None)], true).unwrap();
         assert!(ledger.has_replica(PARTITION, A));
     }
 

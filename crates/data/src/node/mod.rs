@@ -362,12 +362,12 @@ async fn open_disks(config: &mut DataNodeConfig, incarnation: u128) -> Result<Di
             }
         }
     }
+    let is_all = last.is_none();
     if let Some(error) = last.filter(|_| opened.is_empty()) {
         return Err(error);
     }
     let found: Vec<_> = opened.iter().flat_map(OpenedDisk::found).collect();
-    let looked_at: Vec<_> = opened.iter().map(|disk| disk.id).collect();
-    let noted = ledger.take_in(&found, &looked_at);
+    let noted = ledger.take_in(&found, is_all);
     noted.map_err(|error| of_home(format!("cannot note where its replicas are: {error}")))?;
     Ok((opened, failed, ledger))
 }

@@ -85,7 +85,12 @@ impl DataService {
         let takes_no_part = |index: &usize| {
             disks.get(*index).is_some_and(|disk| disk.report.damaged.contains(&partition))
         };
-        let left_over = || (0..disks.len()).find(takes_no_part);
+        // If none serves, one that the ledger does not name first: another one may be made again where it is.
+        let is_noted = |index: &usize| {
+            let disk = disks.get(*index).map(|disk| disk.id);
+            disk.is_some_and(|disk| self.shared.ledger.borrow().has_replica(partition, disk))
+        };
+        let left_over = || (0..disks.len()).filter(takes_no_part).min_by_key(is_noted);
         match request {
             DataRequest::CreatePartition(create) => {
                 let named = || disks.iter().position(|disk| disk.id == create.disk);

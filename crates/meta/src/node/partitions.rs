@@ -34,8 +34,8 @@ const NOTE_PAUSE: Duration = Duration::from_secs(1);
 /// How far the removal of a deleted partition's directory has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// It is marked durably: all but the mark can go.
-    Marked,
+    /// It is there whole, marked or not: all but the mark can go once that is durable.
+    Full,
     /// A job is at that.
     Emptying,
     /// What is left waits for the log.
@@ -221,18 +221,12 @@ impl Shell {
         result: std::io::Result<()>,
         responder: Responder,
     ) {
-        let removal = match &result {
-            Ok(()) => {
-                info!(%partition, "partition deleted");
-                Removal::Marked
-            }
-            Err(error) => {
-                error!(%partition, %error, "cannot note a partition's deletion");
-                Removal::Waiting
-            }
-        };
+        match &result {
+            Ok(()) => info!(%partition, "partition deleted"),
+            Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
+        }
         multi.remove_group(partition);
-        self.remove_later(partition, removal);
+        self.remove_later(partition, Removal::Full);
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
 
@@ -270,14 +264,16 @@ impl Shell {
             });
         }
         let is_due = |(id, removal): &(&PartitionId, &mut Removal)| {
-            **removal == Removal::Marked && is_free(id)
+            **removal == Removal::Full && is_free(id)
         };
         for (partition, removal) in self.removable.iter_mut().filter(is_due) {
             *removal = Removal::Emptying;
             let partition = *partition;
             let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
             tokio::task::spawn_local(async move {
-                let emptied = jobs::run("partitions", move || store.empty(partition)).await;
+                let empty =
+                    move || store.mark_deleted(partition).and_then(|()| store.empty(partition));
+                let emptied = jobs::run("partitions", empty).await;
                 let emptied = emptied.unwrap_or_else(|error| Err(std::io::Error::other(error)));
                 if let Err(error) = &emptied {
                     warn!(%partition, %error, "cannot remove what a deleted partition has");
@@ -290,7 +286,7 @@ impl Shell {
     }
 
     pub(crate) fn directory_emptied(&mut self, partition: PartitionId, is_empty: bool) {
-        let removal = if is_empty { Removal::Waiting } else { Removal::Marked };
+        let removal = if is_empty { Removal::Waiting } else { Removal::Full };
         self.removable.insert(partition, removal);
     }
 

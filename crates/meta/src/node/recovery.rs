@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 
 use milpa_host::clock::now_ms;
 use milpa_host::jobs;
-use milpa_raft::{GroupStart, MultiRaft, Recovered, SnapshotDescriptor};
+use milpa_raft::{GroupStart, LogPosition, MultiRaft, Recovered, SnapshotDescriptor};
 use milpa_types::PartitionId;
 use milpa_wire::meta::CreateMetaPartition;
 use tracing::{error, info, warn};
@@ -35,6 +35,8 @@ pub(crate) struct Loaded {
     partition: PartitionId,
     definition: Option<CreateMetaPartition>,
     snapshot: Option<(SnapshotDescriptor, Partition)>,
+    /// Newer ones that could not be read, and are there still.
+    rotten: Vec<LogPosition>,
     started: bool,
     joining: bool,
     deleted: bool,
@@ -71,7 +73,7 @@ pub(crate) fn load_all(store: &SnapshotStore) -> io::Result<Vec<Loaded>> {
 fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
     let Stored { mut definition, snapshots, started, joining, deleted, refused } =
         store.inspect(partition)?;
-    let mut snapshot = None;
+    let (mut snapshot, mut rotten) = (None, Vec::new());
     for position in if deleted { Vec::new() } else { snapshots } {
         match store.read(partition, position) {
             Ok((header, state)) => {
@@ -84,16 +86,17 @@ fn load(store: &SnapshotStore, partition: PartitionId) -> io::Result<Loaded> {
                     "a snapshot is damaged: trying the one before");
                 Metrics::get().snapshots_failed.inc();
                 // What the disk refuses now it may give the next time.
-                if error.io().is_none()
-                    && let Err(error) = store.set_aside(partition, position)
-                {
+                if error.io().is_some() {
+                    rotten.push(position);
+                } else if let Err(error) = store.set_aside(partition, position) {
                     warn!(%partition, ?position, %error, "cannot set a damaged snapshot aside");
+                    rotten.push(position);
                 }
             }
         }
     }
-    let unread = None;
-    Ok(Loaded { partition, definition, snapshot, started, joining, deleted, refused, unread })
+    let marks = Loaded { started, joining, deleted, refused, ..Loaded::default() };
+    Ok(Loaded { partition, definition, snapshot, rotten, ..marks })
 }
 
 impl Shell {
@@ -137,7 +140,7 @@ impl Shell {
     ) {
         if one.as_ref().is_some_and(|one| one.deleted) {
             multi.remove_group(group);
-            return self.remove_later(group, Removal::Marked);
+            return self.remove_later(group, Removal::Full);
         }
         if let Some(error) = one.as_ref().and_then(|one| one.unread.as_ref()) {
             // Whether it had a vote was written there.
@@ -172,6 +175,9 @@ impl Shell {
         };
         replica.started = one.started;
         replica.log.due_ms = now_ms() + IDLE_MS;
+        // Another one takes their place: they would be kept instead of good ones that are older.
+        replica.log.wanted = !one.rotten.is_empty();
+        replica.log.rotten = one.rotten;
         replica.log.scrub_due_ms = self.ctx.first_scrub_ms(now_ms());
         if let Some(status) = multi.status(group) {
             (replica.role, replica.term, replica.leader) =
@@ -249,6 +255,7 @@ pub(super) mod tests {
     use crate::node::context::Context;
     use crate::node::failing_reads::fail_reads;
     use crate::node::inbox::Inbox;
+    use crate::node::responder::Responder;
     use crate::node::snapshot_file::{self, FileHeader};
     use crate::node::snapshots::{RETRY_MS, SnapshotJob, is_due};
 
@@ -448,5 +455,52 @@ pub(super) mod tests {
             shell.recover(&mut multi, loaded, recovered);
             assert!(shell.replicas.contains_key(&PARTITION), "{name}: {:?}", shell.damaged);
         }
+    }
+
+    /// Found by a reader: a rotten snapshot that could not be set aside was one of the two that are kept, in the place of the
+    /// good one behind which the log begins.
+    #[tokio::test]
+    async fn a_snapshot_that_cannot_be_read_is_to_be_replaced() {
+        let newest = LogPosition { term: 1, index: 40 };
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let store = shell.ctx.store.clone();
+        store.define(&definition()).unwrap();
+        let mark = LogPosition { term: 1, index: 5 };
+        write_snapshot(&store, mark);
+        write_snapshot(&store, newest);
+        let file = format!("{:020}-{:020}.snapshot", newest.index, newest.term);
+        let path = directory.path().join("partitions/7").join(&file);
+        std::fs::write(&path, "rotten").unwrap();
+        std::fs::create_dir_all(path.with_extension("damaged").join("in the way")).unwrap();
+        let mut recovered = logged();
+        (recovered.groups[0].mark, recovered.groups[0].commit) = (mark, mark.index);
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        let loaded = load_all(&store).unwrap();
+        shell.recover(&mut multi, loaded, recovered);
+        let log = &shell.replicas[&PARTITION].log;
+        assert!(log.wanted && log.rotten == [newest]);
+    }
+
+    /// Found by a reader: a mark for which there was no room was not tried again, and nothing went before a log that had
+    /// no room either.
+    #[tokio::test]
+    async fn a_deletion_that_could_not_be_marked_is_marked_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        let store = shell.ctx.store.clone();
+        store.define(&definition()).unwrap();
+        let mut multi = MultiRaft::new(NODE, RaftConfig::default(), 1).unwrap();
+        shell.recover(&mut multi, load_all(&store).unwrap(), logged());
+        let failed = Err(io::Error::from(io::ErrorKind::StorageFull));
+        let removing = async {
+            let (responder, _answer) = Responder::task("delete", std::time::Duration::ZERO);
+            shell.deletion_noted(&mut multi, PARTITION, failed, responder);
+            shell.remove_directories(&multi);
+            handle_next(&mut shell, &mut multi).await;
+        };
+        tokio::task::LocalSet::new().run_until(removing).await;
+        let names = milpa_host::disk::list(&directory.path().join("partitions/7")).unwrap();
+        assert_eq!(names, ["deleted"]);
     }
 }

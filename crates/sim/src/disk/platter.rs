@@ -425,6 +425,11 @@ impl Platter {
         self.forget_unnamed();
     }
 
+    /// Whether there is a file of this name.
+    pub fn has(&self, path: &Path) -> bool {
+        self.names.contains_key(path)
+    }
+
     /// A copy of what is durable now.
     pub fn image(&self) -> Image {
         let files = self.files.iter().map(|(number, file)| (*number, file.durable.clone()));

@@ -215,6 +215,10 @@ impl Simulation {
             Fault::Rot(place) => return self.rot(place, &REPLICA),
             Fault::ClientKill(place) => self.kill_client(place),
             Fault::Grow => self.watch.borrow_mut().wanted = Wanted::Grow,
+            // Two of three managers' directories are one too many (docs/decisions/0010).
+            Fault::Lose(place) if self.is_part(place, Part::Manager) && self.one_begins_anew() => {
+                return false;
+            }
             Fault::Lose(place) => self.lose(place),
             Fault::OldDisk(place) => self.bring_back_old_disk(place),
             Fault::Drain(place) => self.drain(place),
@@ -228,6 +232,17 @@ impl Simulation {
         for placed in &self.machines {
             placed.machine.disk().find_lost(|path| is_below(path, &["raft"]));
         }
+    }
+
+    /// Whether a manager has an empty directory yet, or had one and has not caught up: also one that is started for the
+    /// first time after the others have begun.
+    fn one_begins_anew(&self) -> bool {
+        let begins = |placed: &Placed| {
+            let home = Path::new("/").join(placed.machine.name);
+            let disk = placed.machine.disk();
+            disk.has(&home.join("REJOINING")) || !disk.has(&home.join("raft"))
+        };
+        self.machines.iter().filter(|placed| placed.part == Part::Manager).any(begins)
     }
 
     /// All that a server holds is gone.
