@@ -63,7 +63,7 @@ pub(crate) struct SegmentLoad {
     pub(crate) anchors: Vec<Record>,
     /// Group, first and last index of live entries in it.
     pub(crate) entries: Vec<(PartitionId, u64, u64)>,
-    /// Their bytes.
+    /// Their bytes. An estimate, which may be far below the truth, where entries beside them are not live any more.
     pub(crate) entry_bytes: u64,
 }
 
@@ -72,7 +72,7 @@ impl SegmentLoad {
         self.anchors.is_empty() && self.entries.is_empty()
     }
 
-    /// Counts what copying all of it takes.
+    /// Counts what copying all of it takes, as far as that is known.
     pub(crate) fn count(&self, need: &mut Need) {
         self.anchors.iter().for_each(|record| need.add(record));
         let entries = self.entries.iter().map(|(_, first, last)| last - first + 1).sum();
@@ -175,6 +175,14 @@ impl LiveIndex {
                 live.shape_segment = Some(segment);
                 (live.mark, live.members) = (*mark, members.clone());
             }
+        }
+    }
+
+    /// The live entries of a group from `first` on that are in one segment were read: they have so many bytes.
+    pub(crate) fn measured(&mut self, group: PartitionId, first: u64, bytes: u64) {
+        let runs = self.groups.get_mut(&group).map(|live| live.runs.iter_mut());
+        if let Some(run) = runs.and_then(|mut runs| runs.find(|run| run.first == first)) {
+            run.bytes = bytes;
         }
     }
 

@@ -332,10 +332,18 @@ impl Wal {
         let is_first = self.current.seq == 0;
         let (spare, bytes) = match self.spares.pop() {
             Some(spare) => spare,
-            None if is_first => (TEMPORARY_NAME.to_owned(), self.options.first_segment_bytes),
-            None => (TEMPORARY_NAME.to_owned(), self.options.segment_bytes),
+            None => {
+                let full = match is_first {
+                    true => self.options.first_segment_bytes,
+                    false => self.options.segment_bytes,
+                };
+                (TEMPORARY_NAME.to_owned(), room::largest_segment(self.free_bytes(), full))
+            }
         };
         if spare == TEMPORARY_NAME {
+            if self.prepared_bytes.is_some_and(|done| done > bytes) {
+                self.drop_prepared()?;
+            }
             while !self.zero_step(bytes)? {}
             self.prepared_bytes = None;
         }
@@ -464,23 +472,8 @@ impl Wal {
             let Some(&(seq, bytes)) = self.older.front() else { break };
             let load = self.live.load(seq);
             if !load.is_empty() {
-                let is_crowded = self.older.len() >= self.options.segments_max;
-                // Less than a quarter, or copying could write more than it frees.
-                let light_bytes = self.options.carry_bytes_max.min(bytes / 4);
-                let is_light = load.entry_bytes <= light_bytes;
-                if load.entry_bytes > 0 && !(is_crowded && is_light) {
-                    return Ok(());
-                }
-                // Else it is freed when there is room again.
-                let mut need = Need::behind(self.trace.len());
-                load.count(&mut need);
-                if !self.make_room_for(&need)? {
-                    self.is_collection_due = true;
-                    return Ok(());
-                }
-                if !self.carry(seq, load)? {
-                    return Ok(());
-                }
+                let Some(records) = self.read_load(seq, bytes, load)? else { return Ok(()) };
+                self.carry(records)?;
                 // A rotten last batch would pass for a torn tail, and the originals will be gone.
                 // With one behind it, it is known to have been durable.
                 self.seal()?;
@@ -490,13 +483,46 @@ impl Wal {
         Ok(())
     }
 
-    /// Copies what is live in segment `seq` to the end of the log. False if it cannot be read.
-    fn carry(&mut self, seq: u64, load: SegmentLoad) -> Result<bool, WalError> {
+    /// What has to be copied before segment `seq` can be freed. `None` if that is too much, cannot be read, or has no room.
+    fn read_load(
+        &mut self,
+        seq: u64,
+        bytes: u64,
+        load: SegmentLoad,
+    ) -> Result<Option<Vec<Record>>, WalError> {
+        let is_crowded = self.older.len() >= self.options.segments_max;
+        // Less than a quarter, or copying could write more than it frees.
+        let light_bytes = self.options.carry_bytes_max.min(bytes / 4);
+        let is_light = is_crowded && load.entry_bytes <= light_bytes;
+        if !load.entries.is_empty() && !is_light {
+            return Ok(None);
+        }
+        // How many bytes the entries have may be an estimate: it spares reading them in vain, and no more.
+        let mut need = Need::behind(self.trace.len());
+        load.count(&mut need);
+        if !self.has_room_to_carry(&need)? {
+            return Ok(None);
+        }
         let mut records = load.anchors;
         if !load.entries.is_empty() {
-            let Some(entries) = self.read_entries(seq, &load.entries)? else { return Ok(false) };
+            let entries = self.read_entries(seq, &load.entries, light_bytes)?;
+            let Some(entries) = entries else { return Ok(None) };
             records.extend(entries);
         }
+        let mut need = Need::behind(self.trace.len());
+        records.iter().for_each(|record| need.add(record));
+        Ok(self.has_room_to_carry(&need)?.then_some(records))
+    }
+
+    /// If not, the segment is freed when there is room again.
+    fn has_room_to_carry(&mut self, need: &Need) -> Result<bool, WalError> {
+        let has_room = self.make_room_for(need)?;
+        self.is_collection_due |= !has_room;
+        Ok(has_room)
+    }
+
+    /// Copies records of an old segment to the end of the log.
+    fn carry(&mut self, records: Vec<Record>) -> Result<(), WalError> {
         let mut records = records.into_iter().peekable();
         while records.peek().is_some() {
             let mut builder = self.begin()?;
@@ -510,7 +536,7 @@ impl Wal {
             }
             self.finish_or_rotate(builder, count)?;
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Makes it provable that the last batch was durable: by a batch of nothing behind it, or by
@@ -521,20 +547,27 @@ impl Wal {
         self.finish_or_rotate(builder, usize::from(has_room))
     }
 
+    /// Reads live entries, and notes how many bytes they have. `None` if those are more than `bytes_max`, or one cannot
+    /// be read.
     fn read_entries(
         &mut self,
         seq: u64,
         wanted: &[(PartitionId, u64, u64)],
+        bytes_max: u64,
     ) -> Result<Option<Vec<Record>>, WalError> {
         let next_seq = self.older.get(1).map_or(self.current.seq, |&(seq, _)| seq);
         let storage = self.storage.as_mut();
-        let result = scan::read_live_entries(storage, &self.options, seq, next_seq, wanted);
+        let result =
+            scan::read_live_entries(storage, &self.options, seq, next_seq, wanted, bytes_max);
         self.is_fenced |= result.is_err();
-        let entries = result?;
-        if entries.is_none() {
+        let Some(entries) = result? else {
             tracing::warn!(segment = seq, "log segment has unreadable live entries; kept");
+            return Ok(None);
+        };
+        for (&(group, first, _), &bytes) in wanted.iter().zip(&entries.bytes) {
+            self.live.measured(group, first, bytes);
         }
-        Ok(entries)
+        Ok(entries.records)
     }
 
     /// The directory is synced before the file can get new contents, or a crash could leave the

@@ -29,6 +29,7 @@ struct Disk {
     writes: u64,
     /// Bytes of all writes, also of those that found no room.
     written_bytes: u64,
+    read_bytes: u64,
     fail_sync_after: Option<u64>,
     fail_after: Option<u64>,
     /// Bytes of all files beyond which none can grow.
@@ -155,6 +156,12 @@ impl MemoryStorage {
         self.disk().written_bytes
     }
 
+    /// Bytes read so far.
+    #[must_use]
+    pub fn read_bytes(&self) -> u64 {
+        self.disk().read_bytes
+    }
+
     /// Syncs of files and writes so far.
     #[must_use]
     pub fn counts(&self) -> (u64, u64) {
@@ -185,6 +192,7 @@ impl MemoryStorage {
             fail_sync_after: disk.fail_sync_after,
             fail_after: disk.fail_after,
             written_bytes: disk.written_bytes,
+            read_bytes: disk.read_bytes,
             capacity_bytes: disk.capacity_bytes,
         })))
     }
@@ -251,6 +259,7 @@ impl LogStorage for MemoryStorage {
         let from = cached.get(offset as usize..).unwrap_or_default();
         let count = from.len().min(buffer.len());
         buffer.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+        disk.read_bytes += count as u64;
         Ok(count)
     }
 

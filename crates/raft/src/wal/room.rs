@@ -76,10 +76,7 @@ impl Need {
 pub(crate) fn segments(need: &Need, missing: u64, free: u64, full: u64) -> Option<Vec<u64>> {
     let (mut missing, mut free, mut sizes) = (missing, free, Vec::new());
     while missing > 0 {
-        let half = |bytes: &u64| Some(bytes / 2 / BLOCK_BYTES * BLOCK_BYTES);
-        let is_large = |bytes: &u64| *bytes >= SEGMENT_BYTES_MIN.min(full);
-        let mut halves = std::iter::successors(Some(full), half).take_while(is_large);
-        let bytes = halves.find(|bytes| *bytes <= free)?;
+        let bytes = halves(full).find(|bytes| *bytes <= free)?;
         let share = need.share_of(bytes);
         if share == 0 {
             return None;
@@ -88,6 +85,19 @@ pub(crate) fn segments(need: &Need, missing: u64, free: u64, full: u64) -> Optio
         sizes.push(bytes);
     }
     Some(sizes)
+}
+
+/// The size of a segment that cannot wait until there is room: the largest one that there is room for, or else the smallest.
+pub(crate) fn largest_segment(free: u64, full: u64) -> u64 {
+    let fitting = halves(full).find(|bytes| *bytes <= free);
+    fitting.or_else(|| halves(full).last()).unwrap_or(full)
+}
+
+/// The sizes that a segment can have, descending.
+fn halves(full: u64) -> impl Iterator<Item = u64> {
+    let half = |bytes: &u64| Some(bytes / 2 / BLOCK_BYTES * BLOCK_BYTES);
+    let least = SEGMENT_BYTES_MIN.min(full);
+    std::iter::successors(Some(full), half).take_while(move |bytes| *bytes >= least)
 }
 
 fn trace_bytes(lines: u64) -> u64 {
@@ -117,5 +127,12 @@ mod tests {
         check(1 << 16, 0, None);
         check(10 << 20, 13, Some(&[8, 4]));
         check(12 << 20, 12, None);
+    }
+
+    #[test]
+    fn a_segment_that_cannot_wait_has_the_largest_size_that_fits_or_the_smallest() {
+        let sizes = [100, 63, 3, 1, 0].map(|mib| largest_segment(mib << 20, 64 << 20) >> 20);
+        assert_eq!(sizes, [64, 32, 2, 1, 1]);
+        assert_eq!(largest_segment(0, 64 << 10), 64 << 10);
     }
 }

@@ -66,6 +66,14 @@ struct Batch {
     is_cut: bool,
 }
 
+/// Where an entry stands in a segment, and its size.
+struct EntryPlace {
+    /// Its batch.
+    number: u64,
+    at: u64,
+    bytes: u64,
+}
+
 impl Batch {
     fn is_whole(&self) -> bool {
         !self.is_cut && self.records.iter().all(|(record, _)| record.is_ok())
@@ -99,21 +107,32 @@ impl Segment {
         let mut at = header.offset + BATCH_HEADER_BYTES as u64;
         let mut batch = Batch { header, records: Vec::new(), is_cut: false };
         for _ in 0..count {
-            let head = self.slice(at, RECORD_HEADER_BYTES);
-            let head = head.and_then(|b| RecordHeader::decode(b, self.header.salt, number, at));
-            let Some(head) = head.filter(|_| at < end) else {
+            let Some((stored, bytes)) = self.record(number, at).filter(|_| at < end) else {
                 batch.is_cut = true;
                 break;
             };
-            let body_at = at + RECORD_HEADER_BYTES as u64;
-            let body = self.slice(body_at, head.body_bytes as usize);
-            let body = body.filter(|body| body_crc(body) == head.body_crc);
-            let bytes = RECORD_HEADER_BYTES + padded_body(head.body_bytes as usize);
-            at += bytes as u64;
-            let stored = body.and_then(|body| record::decode(&head, body));
-            batch.records.push((stored.ok_or(head), bytes as u64));
+            at += bytes;
+            batch.records.push((stored, bytes));
         }
         batch
+    }
+
+    /// The record of batch `number` that stands there, and its size; of one with an unreadable body the header.
+    fn record(&self, number: u64, at: u64) -> Option<(Result<Stored, RecordHeader>, u64)> {
+        let head = self.slice(at, RECORD_HEADER_BYTES)?;
+        let head = RecordHeader::decode(head, self.header.salt, number, at)?;
+        let body = self.slice(at + RECORD_HEADER_BYTES as u64, head.body_bytes as usize);
+        let body = body.filter(|body| body_crc(body) == head.body_crc);
+        let bytes = RECORD_HEADER_BYTES + padded_body(head.body_bytes as usize);
+        let stored = body.and_then(|body| record::decode(&head, body));
+        Some((stored.ok_or(head), bytes as u64))
+    }
+
+    fn entry_at(&self, place: &EntryPlace) -> Option<Record> {
+        match self.record(place.number, place.at)?.0.ok()? {
+            Stored::Record(record) | Stored::Carried(record) => Some(record),
+            Stored::Trace(_) => None,
+        }
     }
 
     /// The first readable batch header at or after `offset` with at least this number.
@@ -334,8 +353,17 @@ impl Scanner {
     }
 }
 
+/// Entries of one segment.
+#[derive(Debug)]
+pub(crate) struct LiveEntries {
+    /// Bytes of those in each wanted range.
+    pub(crate) bytes: Vec<u64>,
+    /// All of them, if they are not too many.
+    pub(crate) records: Option<Vec<Record>>,
+}
+
 /// Reads the entries of segment `seq` that lie in `wanted` (group, first and last index), to copy
-/// them forward. `None` if one of them cannot be read.
+/// them forward if they have no more than `bytes_max`. `None` if one of them cannot be read.
 ///
 /// The batches are those up to the first one of `next_seq`, the segment after it: behind them may stand what a
 /// crash had torn and recovery has dropped. All of them must be whole, as an entry stands only if no later one
@@ -346,28 +374,43 @@ pub(crate) fn read_live_entries(
     seq: u64,
     next_seq: u64,
     wanted: &[(PartitionId, u64, u64)],
-) -> Result<Option<Vec<Record>>, WalError> {
+    bytes_max: u64,
+) -> Result<Option<LiveEntries>, WalError> {
     let Some(next) = read_header(storage, next_seq, options)? else { return Ok(None) };
     let Some(segment) = read_segment(storage, seq, options)? else { return Ok(None) };
-    let is_wanted = |group: PartitionId, index: u64| {
-        wanted.iter().any(|&(g, first, last)| g == group && (first..=last).contains(&index))
+    let range_of = |group: PartitionId, index: u64| {
+        let is_in = |&(g, first, last): &_| g == group && (first..=last).contains(&index);
+        wanted.iter().position(is_in)
     };
-    let mut found = BTreeMap::new();
+    // Where each of them stands. Their contents are taken when it is known how much that is.
+    let mut places = BTreeMap::new();
     let mut position = SEGMENT_HEADER_BYTES;
     for number in segment.header.first_batch..next.first_batch {
         let header = segment.batch_header(position).filter(|header| header.number == number);
         let batch = header.map(|header| segment.batch(header)).filter(Batch::is_whole);
         let Some(batch) = batch else { return Ok(None) };
+        let mut at = position + BATCH_HEADER_BYTES as u64;
         position += batch.header.padded_bytes();
-        for stored in batch.records.into_iter().filter_map(|(stored, _)| stored.ok()) {
-            let (Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
-            if let Record::Entry { group, entry } = &record
-                && is_wanted(*group, entry.position.index)
-            {
-                found.insert((*group, entry.position.index), record);
+        for (stored, bytes) in &batch.records {
+            let place = EntryPlace { number, at, bytes: *bytes };
+            at += bytes;
+            let Ok(Stored::Record(record) | Stored::Carried(record)) = stored else { continue };
+            let Record::Entry { group, entry } = record else { continue };
+            let index = entry.position.index;
+            if let Some(range) = range_of(*group, index) {
+                places.insert((*group, index), (range, place));
             }
         }
     }
     let count: u64 = wanted.iter().map(|(_, first, last)| last - first + 1).sum();
-    Ok((found.len() as u64 == count).then(|| found.into_values().collect()))
+    if places.len() as u64 != count {
+        return Ok(None);
+    }
+    let mut bytes = vec![0; wanted.len()];
+    for (range, place) in places.values() {
+        bytes.get_mut(*range).into_iter().for_each(|sum| *sum += place.bytes);
+    }
+    let is_light = bytes.iter().sum::<u64>() <= bytes_max;
+    let records = || places.values().filter_map(|(_, place)| segment.entry_at(place)).collect();
+    Ok(Some(LiveEntries { bytes, records: is_light.then(records) }))
 }

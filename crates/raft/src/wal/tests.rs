@@ -435,6 +435,50 @@ fn on_a_full_disk_nothing_is_copied_forward_that_has_no_room() {
     assert!(freed > 3 && kept > 3, "{freed} freed, {kept} kept");
 }
 
+/// Found by a reader: of a run of small entries with large ones behind them the large ones were left, and counted for as many
+/// small ones. They were copied forward where there was no room, and a full disk was fenced.
+#[test]
+fn on_a_full_disk_what_is_copied_forward_is_counted_as_it_is() {
+    let options =
+        WalOptions { segment_bytes: 256 << 10, first_segment_bytes: 256 << 10, ..options() };
+    // A quarter of the segment may be copied.
+    for (large, is_copied) in [(16_000, true), (40_000, false)] {
+        let (mut freed, mut kept) = (0, 0);
+        for filled in 1..44 {
+            let disk = MemoryStorage::default();
+            let (mut wal, _) = Wal::open(disk.clone(), options.clone()).unwrap();
+            let mut records = vec![created(1), created(2)];
+            records.extend((2..42).map(|index| entry(1, 1, index, 1000)));
+            records.extend((42..45).map(|index| entry(1, 1, index, large)));
+            records.extend([entry(2, 1, 2, 200_000), entry(2, 1, 3, 60_000)]);
+            wal.append(&[batch(&records)]).unwrap();
+            assert_eq!(wal.stats().segments, 3);
+            let fill = entry(2, 1, 4, filled * 4096 - 300);
+            wal.append(&[batch(std::slice::from_ref(&fill))]).unwrap();
+            disk.set_full(true);
+            let last = [batch(&[compacted(1, 1, 41)])];
+            if !has_room(&mut wal, &last) {
+                continue;
+            }
+            wal.append(&last).unwrap();
+            let is_freed = !disk.list().unwrap().contains(&segment_name(1));
+            (freed, kept) = (freed + u32::from(is_freed), kept + u32::from(!is_freed));
+            records.push(fill);
+            records.extend(last[0].records.clone());
+            let (_, recovered) = Wal::open(disk.clone(), options.clone()).unwrap();
+            assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
+            // What is known now is not read again each time.
+            let before = disk.read_bytes();
+            let next = [batch(&[hard(1, 1, 42)])];
+            if !is_freed && has_room(&mut wal, &next) {
+                wal.append(&next).unwrap();
+                assert_eq!(disk.read_bytes(), before);
+            }
+        }
+        assert!(kept > 10 && is_copied == (freed > 10), "{large}: {freed} freed, {kept} kept");
+    }
+}
+
 /// Segments of 16 MiB, the first one small.
 fn large() -> WalOptions {
     let first_segment_bytes = 64 << 10;
@@ -512,6 +556,23 @@ fn on_a_disk_with_little_room_segments_are_smaller_until_there_is_room_again() {
     while wal.prepare_step().unwrap() {}
     assert!(sizes(&mut free).iter().all(|size| *size == 16), "{:?}", sizes(&mut free));
     disk.crash(|_| false);
+    let (_, recovered) = Wal::open(disk, large()).unwrap();
+    assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
+}
+
+/// Who appends without asking for room, or starts behind a segment that cannot be read, takes a smaller one too.
+#[test]
+fn a_segment_that_cannot_wait_is_as_large_as_there_is_room_for() {
+    let disk = MemoryStorage::default();
+    let (mut wal, _) = Wal::open(disk.clone(), large()).unwrap();
+    let mut records = vec![created(1), entry(1, 1, 2, 30_000)];
+    wal.append(&[batch(&records)]).unwrap();
+    (0..6).for_each(|_| assert!(wal.prepare_step().unwrap()));
+    disk.set_full(true);
+    let next = entry(1, 1, 3, 1_500_000);
+    wal.append(&[batch(std::slice::from_ref(&next))]).unwrap();
+    records.push(next);
+    assert_eq!(disk.free_bytes().unwrap(), 4 << 20, "of six a segment of two");
     let (_, recovered) = Wal::open(disk, large()).unwrap();
     assert_eq!((recovered.groups, recovered.damaged), (model(&records), vec![]));
 }
