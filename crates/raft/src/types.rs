@@ -252,6 +252,8 @@ pub struct FollowerStatus {
     pub lag: u64,
     /// Whether it answered within the last election timeout.
     pub is_active: bool,
+    /// Whether it fetches a snapshot, as it says itself. It applies nothing meanwhile, whatever it has of the log.
+    pub is_installing: bool,
     /// How it is being served.
     pub state: FollowerState,
 }
@@ -260,12 +262,12 @@ pub struct FollowerStatus {
 const CURRENT_LAG: u64 = 256;
 
 impl FollowerStatus {
-    /// Whether the replica answers, and has all of the log or nearly so.
+    /// Whether the replica answers, has all of the log or nearly so, and can apply it: it could lead.
     #[must_use]
     pub fn is_current(&self) -> bool {
         // In a group where nothing happens, one that has just got a snapshot is still probed.
         let follows = self.state == FollowerState::Replicate && self.lag <= CURRENT_LAG;
-        self.is_active && self.matched > 0 && (self.lag == 0 || follows)
+        self.is_active && !self.is_installing && self.matched > 0 && (self.lag == 0 || follows)
     }
 }
 

@@ -7,7 +7,7 @@ use raft::{ProgressState, SnapshotStatus, StateRole};
 use super::{Group, Install, Setting};
 use crate::convert::{raft_id, raft_snapshot, to_raft};
 use crate::message::{Body, Message};
-use crate::types::{LogPosition, SnapshotDescriptor};
+use crate::types::SnapshotDescriptor;
 
 /// How long a leader waits for a follower to say that it is fetching the snapshot it was offered.
 const SNAPSHOT_ANSWER_MS: u64 = 1000;
@@ -156,9 +156,7 @@ impl Group {
                     (raw.reject_hint, raw.log_term) = (matched, 0);
                 }
             }
-            MessageType::MsgTimeoutNow if self.has_undurable_log() || self.lacks_its_snapshot() => {
-                return None;
-            }
+            MessageType::MsgTimeoutNow if !self.may_stand() => return None,
             _ => {}
         }
         Some(raw)
@@ -189,20 +187,14 @@ impl Group {
         self.settle();
     }
 
-    /// Whether a snapshot is being fetched that holds what this log does not, though it may have got it as entries
-    /// meanwhile. Who lacks it is of a time that the group has left.
-    pub(super) fn lacks_its_snapshot(&self) -> bool {
-        let log = &self.raw.raft.raft_log;
-        self.install.as_ref().is_some_and(|install| {
-            let LogPosition { term, index } = install.snapshot.position;
-            log.committed < index && !log.match_term(index, term)
-        })
-    }
-
-    /// Leader: a follower that was offered a snapshot must say that it fetches it.
+    /// Leader: a follower says which snapshot it fetches, if any. One that was offered a snapshot must.
     fn watch_snapshot(&mut self, from: NodeId, installing: u64, now_ms: u64) {
         let id = raft_id(from);
         let Some(progress) = self.raw.raft.prs().get(id) else { return };
+        match installing {
+            0 => self.installing.remove(&from),
+            _ => self.installing.insert(from),
+        };
         if progress.state != ProgressState::Snapshot || installing >= progress.pending_snapshot {
             return;
         }

@@ -98,7 +98,8 @@ impl Group {
         let voters = leaving.stay.iter().filter(|node| self.present.voters.contains(node));
         let progress = |node: &NodeId| {
             let progress = self.raw.raft.prs().get(raft_id(*node))?;
-            progress.recent_active.then_some((progress.matched, *node))
+            let could_lead = progress.recent_active && !self.installing.contains(node);
+            could_lead.then_some((progress.matched, *node))
         };
         let Some((_, to)) = voters.filter_map(progress).max() else { return false };
         self.handed_over = term;

@@ -150,6 +150,8 @@ pub(crate) struct Group {
     /// Committed while the owner fetches a snapshot: it gets them when the fetch has ended. Till then
     /// nobody can say which of them the state that takes the place of its own will contain.
     held: Vec<Committed>,
+    /// Leader: who fetches a snapshot, also one that was offered by a leader before this one.
+    installing: BTreeSet<NodeId>,
     /// Leader: when a snapshot was last offered to a follower.
     offered_ms: BTreeMap<NodeId, u64>,
     /// Leader: when the owner was last asked for a snapshot.
@@ -240,6 +242,7 @@ impl Group {
             trial: None,
             install: None,
             held: Vec::new(),
+            installing: BTreeSet::new(),
             offered_ms: BTreeMap::new(),
             asked_ms: BTreeMap::new(),
             is_snapshot_doubted: false,
@@ -279,6 +282,7 @@ impl Group {
         }
         if self.settled.0 != state.0 || state.1 != StateRole::Leader {
             self.lease = Lease::default();
+            self.installing.clear();
             self.offered_ms.clear();
             self.asked_ms.clear();
         }
@@ -445,10 +449,7 @@ impl Group {
     }
 
     pub(crate) fn campaign(&mut self) -> bool {
-        let may = !self.is_leader()
-            && self.raw.raft.promotable()
-            && !self.has_undurable_log()
-            && !self.is_rejoining();
+        let may = !self.is_leader() && self.raw.raft.promotable() && self.may_stand();
         may && self.raw.campaign().is_ok_and(|()| {
             self.settle();
             true
@@ -490,6 +491,14 @@ impl Group {
         self.is_leader()
             && self.raw.raft.apply_to_current_term()
             && self.lease.is_valid(&self.present, self.node, lease_ms, now_ms)
+    }
+
+    /// Who fetches a snapshot does not: its log may be of a time that the group has left, and so may be the voters that it
+    /// counts, though its owner knows of newer ones, so that others would hear it (simulation, seed 772001). And if it has
+    /// got all of it as entries meanwhile, it would still apply nothing before the fetch has ended: a leader that nobody
+    /// replaces, and that serves nobody.
+    fn may_stand(&self) -> bool {
+        !self.has_undurable_log() && !self.is_rejoining() && self.install.is_none()
     }
 
     /// What waits for the disk, and what the library has and no turn has taken yet.
@@ -552,8 +561,8 @@ impl Group {
         if self.step_down_if_removed() {
             return true;
         }
-        if self.is_rejoining() {
-            return self.tick_rejoining();
+        if self.is_rejoining() || self.install.is_some() {
+            return self.tick_quietly();
         }
         let raft = &self.raw.raft;
         if !self.is_leader()
@@ -692,6 +701,7 @@ impl Group {
                 matched: progress.matched,
                 lag: last.saturating_sub(progress.matched),
                 is_active: progress.recent_active,
+                is_installing: self.installing.contains(&node_of(id)),
                 state: match progress.state {
                     ProgressState::Probe => FollowerState::Probe,
                     ProgressState::Replicate => FollowerState::Replicate,

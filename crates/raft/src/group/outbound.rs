@@ -292,11 +292,6 @@ impl Group {
         let message_bytes_max = setting.config.message_bytes_max;
         let sending = Sending { now_ms, installing, message_bytes_max };
         for mut raw in raws {
-            if self.lacks_its_snapshot() && is_request_for_a_vote(&raw) {
-                // Its log is of a time that the group has left, and so may be the voters that it counts: its owner may know
-                // of newer ones already, so that others would hear it (simulation, seed 772001).
-                continue;
-            }
             self.hold_back(&mut raw);
             self.anchor(&mut raw);
             self.promise_nothing(&mut raw);
@@ -375,8 +370,4 @@ fn keep_newest(waiting: &mut Vec<Raw>, mut raw: Raw) {
         }
     }
     waiting.push(raw);
-}
-
-fn is_request_for_a_vote(raw: &Raw) -> bool {
-    matches!(raw.get_msg_type(), MessageType::MsgRequestVote | MessageType::MsgRequestPreVote)
 }

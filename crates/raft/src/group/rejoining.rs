@@ -151,7 +151,7 @@ impl Group {
     }
 
     /// A tick without a candidacy at the end. True if a leader was given up.
-    pub(super) fn tick_rejoining(&mut self) -> bool {
+    pub(super) fn tick_quietly(&mut self) -> bool {
         let raft = &mut self.raw.raft;
         raft.election_elapsed += 1;
         if raft.election_elapsed < raft.randomized_election_timeout() {

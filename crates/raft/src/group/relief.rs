@@ -86,7 +86,8 @@ impl Group {
         }
         let could_vote = setting.is_disk_quick && !self.is_rejoining();
         match word {
-            ReliefWord::Asked if self.leader() == Some(from) => {
+            // Who may not stand could not lead better.
+            ReliefWord::Asked if self.leader() == Some(from) && self.install.is_none() => {
                 self.trial = Some(Trial { round, begun_ms: now_ms, answered: Vec::new() });
                 self.tell_voters(&[from], round, ReliefWord::Echo);
             }

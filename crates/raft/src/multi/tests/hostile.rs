@@ -4,6 +4,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
+use super::world::{World, world};
 use crate::message::{Body, Message, ReliefWord};
 use crate::types::SnapshotDescriptor;
 use crate::wal::{LogEntry, mix};
@@ -189,11 +190,10 @@ fn stands(multi: &mut MultiRaft, from_ms: u64) -> bool {
     asked > 0
 }
 
-/// Found by a reader: a voter that fetched a snapshot, and had got what is in it as entries meanwhile, stood without asking
-/// anybody for a vote: where the others had less, nobody led until the fetch had ended. And while its log did lack
-/// that, a word to take over made a candidate of it that could ask nobody.
+/// Found by a reader: a voter that fetched a snapshot, and had got what is in it as entries meanwhile, could be elected. It applied
+/// nothing until the fetch had ended, which may take minutes, nor had it a lease; and nobody took its place, as it was heard.
 #[test]
-fn who_has_got_what_its_snapshot_holds_stands_again() {
+fn who_fetches_a_snapshot_does_not_stand_though_it_has_got_what_is_in_it() {
     let mut multi = MultiRaft::new(NodeId(0), RaftConfig::default(), 1).unwrap();
     assert!(multi.create_group(GROUP, &[0, 1, 2].map(NodeId), &[], false));
     let take = |multi: &mut MultiRaft, body| {
@@ -201,7 +201,7 @@ fn who_has_got_what_its_snapshot_holds_stands_again() {
         multi.step_frame(NodeId(1), frame.encode(), 0).unwrap();
         let turn = multi.turn(0);
         turn.batch.into_iter().for_each(|batch| multi.persisted(batch.number, 0));
-        let _ = multi.turn(0);
+        multi.turn(0).committed.into_iter().flat_map(|(_, entries)| entries).count()
     };
     let at = |term, index| LogPosition { term, index };
     let members = Members::new(&[0, 1, 2].map(NodeId), &[]);
@@ -210,7 +210,35 @@ fn who_has_got_what_its_snapshot_holds_stands_again() {
     assert_eq!(multi.status(GROUP).unwrap().term, 2, "a candidate that may not ask");
     let entry = |index| LogEntry { position: at(2, index), ..LogEntry::default() };
     let entries = vec![entry(2), entry(3)];
-    take(&mut multi, Body::Append { prev: at(1, 1), commit: 1, count: 2, entries });
-    assert_eq!(multi.status(GROUP).unwrap().last_index, 3);
-    assert!(stands(&mut multi, 0));
+    let delivered = take(&mut multi, Body::Append { prev: at(1, 1), commit: 3, count: 2, entries });
+    assert_eq!((multi.status(GROUP).unwrap().commit, delivered), (3, 0));
+    take(&mut multi, Body::TimeoutNow);
+    assert_eq!(multi.status(GROUP).unwrap().term, 2, "a leader that would apply nothing");
+    assert!(!multi.campaign(GROUP));
+    assert!(!stands(&mut multi, 0));
+    multi.snapshot_failed(GROUP);
+    assert!(stands(&mut multi, 10_000));
+}
+
+/// Nor is the lead offered to it.
+#[test]
+fn who_fetches_a_snapshot_is_not_current() {
+    let mut world = world(11, 3);
+    world.found(1, &[0, 1, 2]);
+    let current = |world: &mut World| match world.leader(1) {
+        Some(leader) => world.multi(leader).status(GROUP).unwrap().current(),
+        None => Vec::new(),
+    };
+    world.until("both follow", |world| current(world).len() == 2);
+    let (leader, followers) = (world.leader(1).unwrap(), current(&mut world));
+    let status = world.multi(leader).status(GROUP).unwrap();
+    let answer =
+        Body::HeartbeatAnswer { commit: status.commit, stamp_ms: 0, read: None, installing: 9 };
+    let frame = Frame { messages: vec![(GROUP, Message::new(status.term, answer))] };
+    let now_ms = world.now_ms;
+    world.multi(leader).step_frame(followers[0], frame.encode(), now_ms).unwrap();
+    assert_eq!(current(&mut world), [followers[1]]);
+    // The next answer says that the fetch has ended.
+    world.until("both follow", |world| current(world).len() == 2);
+    assert_eq!(world.leader(1), Some(leader));
 }
