@@ -242,6 +242,7 @@ mod tests {
         assert!(file.shared().held);
         assert!(files.opening.lock().unwrap().is_empty());
     }
+
     /// A word whose answer nobody waits for any more is said again, and stands in no removal's way.
     #[tokio::test]
     async fn a_release_that_was_given_up_is_repeated() {

@@ -34,12 +34,17 @@ const NOTE_PAUSE: Duration = Duration::from_secs(1);
 /// How far the removal of a deleted partition's directory has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// It is there whole, marked or not: all but the mark can go once that is durable.
-    Full,
+    /// It is there whole, marked or not: all but the mark can go once that is durable. That has failed so many times.
+    Full { failed: u32 },
     /// A job is at that.
-    Emptying,
+    Emptying { failed: u32 },
     /// What is left waits for the log.
     Waiting,
+}
+
+impl Removal {
+    /// Nothing was tried yet.
+    pub(crate) const FULL: Removal = Removal::Full { failed: 0 };
 }
 
 impl Shell {
@@ -226,7 +231,7 @@ impl Shell {
             Err(error) => error!(%partition, %error, "cannot note a partition's deletion"),
         }
         multi.remove_group(partition);
-        self.remove_later(partition, Removal::Full);
+        self.remove_later(partition, Removal::FULL);
         responder.send(&result.map(|()| MetaAnswer::Done).map_err(|_| MetaError::DiskFailed));
     }
 
@@ -244,7 +249,7 @@ impl Shell {
         let busy = &self.snapshot_jobs;
         let is_free = |id: &PartitionId| !busy.contains_key(id);
         let is_ready = |id: &PartitionId, removal: &mut Removal| {
-            *removal != Removal::Emptying && multi.is_forgotten(*id) && is_free(id)
+            !matches!(removal, Removal::Emptying { .. }) && multi.is_forgotten(*id) && is_free(id)
         };
         for (partition, _) in self.removable.extract_if(.., is_ready) {
             let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
@@ -263,11 +268,9 @@ impl Shell {
                 // Nothing is made in its place before the next start, which sees the mark.
             });
         }
-        let is_due = |(id, removal): &(&PartitionId, &mut Removal)| {
-            **removal == Removal::Full && is_free(id)
-        };
-        for (partition, removal) in self.removable.iter_mut().filter(is_due) {
-            *removal = Removal::Emptying;
+        for (partition, removal) in self.removable.iter_mut().filter(|(id, _)| is_free(id)) {
+            let Removal::Full { failed } = *removal else { continue };
+            *removal = Removal::Emptying { failed };
             let partition = *partition;
             let (store, inbox) = (self.ctx.store.clone(), Rc::clone(&self.ctx.inbox));
             tokio::task::spawn_local(async move {
@@ -285,9 +288,15 @@ impl Shell {
         }
     }
 
+    /// If it is not, that is tried again, but not for ever: then all of it waits for the log.
     pub(crate) fn directory_emptied(&mut self, partition: PartitionId, is_empty: bool) {
-        let removal = if is_empty { Removal::Waiting } else { Removal::Full };
-        self.removable.insert(partition, removal);
+        let Some(removal) = self.removable.get_mut(&partition) else { return };
+        let failed = match *removal {
+            Removal::Full { failed } | Removal::Emptying { failed } => failed + 1,
+            Removal::Waiting => return,
+        };
+        let is_over = is_empty || failed >= REMOVE_TRIES;
+        *removal = if is_over { Removal::Waiting } else { Removal::Full { failed } };
     }
 
     /// The volume's options changed: proposed in each of its partitions led here, and answered

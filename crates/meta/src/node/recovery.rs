@@ -140,7 +140,7 @@ impl Shell {
     ) {
         if one.as_ref().is_some_and(|one| one.deleted) {
             multi.remove_group(group);
-            return self.remove_later(group, Removal::Full);
+            return self.remove_later(group, Removal::FULL);
         }
         if let Some(error) = one.as_ref().and_then(|one| one.unread.as_ref()) {
             // Whether it had a vote was written there.
@@ -502,5 +502,20 @@ pub(super) mod tests {
         tokio::task::LocalSet::new().run_until(removing).await;
         let names = milpa_host::disk::list(&directory.path().join("partitions/7")).unwrap();
         assert_eq!(names, ["deleted"]);
+    }
+
+    /// A disk that has failed for good is not asked for ever.
+    #[tokio::test]
+    async fn what_cannot_be_emptied_is_left_to_the_log() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut shell = shell(directory.path());
+        shell.remove_later(PARTITION, Removal::FULL);
+        let mut tries = 0;
+        while matches!(shell.removable[&PARTITION], Removal::Full { .. }) {
+            shell.directory_emptied(PARTITION, false);
+            tries += 1;
+            assert!(tries <= 1_000);
+        }
+        assert_eq!(shell.removable[&PARTITION], Removal::Waiting);
     }
 }
