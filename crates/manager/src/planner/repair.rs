@@ -329,14 +329,14 @@ fn shall_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
 }
 
 /// Whether a replica is left out as its node is too slow: one at a time, and only where the other members are enough
-/// without it: for the group, for appends, and a majority of the copies that are wanted. Not while another place has
-/// to go: until that is replaced and dropped, every copy is needed.
+/// without it: for the group, for appends, and a majority of the copies that are wanted; of those who are known to have
+/// everything. Not while another place has to go: until that is replaced and dropped, every copy is needed.
 pub(super) fn is_spared(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
     let members = &record.configuration.members;
     let is_avoided = |node: &NodeId| view.loads.avoided_ms(*node, view.now_ms).is_some();
     let goes_first = || members.iter().copied().find(is_avoided);
-    let others =
-        || members.iter().filter(|it| **it != node && may_stay(view, record, **it)).count();
+    let is_enough = |it: NodeId| may_stay(view, record, it) && view.state.is_whole(record.id, it);
+    let others = || members.iter().filter(|it| **it != node && is_enough(**it)).count();
     let all_stay = || record.replicas.iter().all(|it| is_to_stay(view, record, it.node));
     is_avoided(&node)
         && (!members.contains(&node) || goes_first() == Some(node))

@@ -55,7 +55,7 @@ fn who_has_just_started_waits_for_a_dead_node_once_more() {
 }
 
 /// A configuration of a partition, with 105 as its primary, that is in force before its members hold the same.
-fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32]) {
+pub(super) fn adopt_unaligned(world: &mut World, partition: u64, epoch: u64, members: &[u32]) {
     let (partition, members) = (PartitionId(partition), nodes(members));
     let (primary, learners) = (NodeId(105), Vec::new());
     let configuration = Configuration { epoch: Epoch(epoch), members, primary, learners };

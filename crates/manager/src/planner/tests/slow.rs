@@ -2,6 +2,7 @@
 
 use milpa_types::{NodeId, PartitionId};
 
+use super::losses::adopt_unaligned;
 use super::{World, nodes, settled};
 use crate::core::CommandV1;
 use crate::planner::health::{Place, data_place};
@@ -83,6 +84,23 @@ fn a_slow_member_stays_where_it_is_needed() {
     world.down.clear();
     world.wait(4_000);
     assert_eq!(world.data_record(4).configuration.members, nodes(&[104, 105]));
+}
+
+/// Simulation, seed 801888: one had joined 0.2 s before and had still to be filled when a slow one went, and the disk of
+/// the only one that had everything failed then.
+#[test]
+fn a_slow_member_stays_until_the_others_are_known_to_have_everything() {
+    let mut world = settled();
+    let record = |world: &World| world.data_record(4).configuration.members.clone();
+    adopt_unaligned(&mut world, 4, 2, &[105, 106]);
+    adopt_unaligned(&mut world, 4, 3, &[104, 105, 106]);
+    world.slow.insert(SLOW);
+    world.wait(10_000);
+    assert_eq!((record(&world), memberships(&world, SLOW)), (nodes(&[104, 105, 106]), 1));
+    let replicas = world.data.values_mut().filter_map(|held| held.get_mut(&PartitionId(4)));
+    replicas.for_each(|report| report.unaligned = 0);
+    world.wait(2_000);
+    assert_eq!(record(&world), nodes(&[104, 105]));
 }
 
 /// It is out, and one of the two that went on dies and is lost.
