@@ -26,6 +26,8 @@ const QUEUE_BATCHES_MAX: usize = 4096;
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// What is acknowledged late then is late by so much at most. That nothing is written before there is room makes asking cheap.
 const ROOM_PAUSE_MAX: Duration = Duration::from_secs(2);
+/// No log ends with entries for longer: of a batch behind which nothing stands nobody can tell that the disk has lost it.
+const SEAL_AFTER: Duration = Duration::from_millis(50);
 /// Buckets of the flush histogram: below 2^i microseconds.
 const LATENCY_BUCKETS: usize = 24;
 
@@ -173,15 +175,24 @@ struct Writing {
     asks_from: Option<Instant>,
     /// Between this time and the next.
     pause: Duration,
+    /// If nothing more is written until then, the end of the log is sealed.
+    seals_from: Instant,
 }
 
 impl Writing {
     fn new(wal: Wal, shared: Arc<Shared>) -> Writing {
-        let waiting = Vec::new();
-        Writing { wal, shared, unreported: None, waiting, asks_from: None, pause: ROOM_PAUSE }
+        Writing {
+            wal,
+            shared,
+            unreported: None,
+            waiting: Vec::new(),
+            asks_from: None,
+            pause: ROOM_PAUSE,
+            seals_from: Instant::now(),
+        }
     }
 
-    /// Reports, writes everything that waits, or with nothing to write prepares the next segment.
+    /// Reports, writes everything that waits, or with nothing to write does what has time.
     fn step(&mut self, is_closing: bool) -> Step {
         if let Some(last) = self.unreported.take() {
             self.shared.persisted.store(last, Ordering::Release);
@@ -192,11 +203,8 @@ impl Writing {
         }
         let done = match self.waiting.is_empty() {
             false => self.write(is_closing),
-            true if is_closing => Ok(Step::Ended),
-            true => self.wal.prepare_step().map(|has_more| match has_more {
-                true => Step::Again,
-                false => Step::Idle,
-            }),
+            true if is_closing => self.wal.seal_end().map(|()| Step::Ended),
+            true => self.rest(),
         };
         done.unwrap_or_else(|error| {
             fence(&self.shared, &error);
@@ -219,11 +227,26 @@ impl Writing {
         (self.asks_from, self.pause) = (None, ROOM_PAUSE);
         let batches: Vec<LogBatch> = self.waiting.drain(..count).collect();
         self.wal.append(&batches)?;
+        self.seals_from = Instant::now() + SEAL_AFTER;
         let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let stats = &mut self.shared.queue().stats;
         note_append(stats, batches.len(), elapsed_us, self.wal.stats());
         self.unreported = batches.last().map(|batch| batch.number);
         Ok(Step::Again)
+    }
+
+    /// Prepares the next segment, and seals the end of the log when it has been the end for a while.
+    fn rest(&mut self) -> Result<Step, WalError> {
+        if self.wal.prepare_step()? {
+            return Ok(Step::Again);
+        }
+        if !self.wal.is_end_open() {
+            return Ok(Step::Idle);
+        }
+        match self.seals_from.checked_duration_since(Instant::now()) {
+            Some(rest) if !rest.is_zero() => Ok(Step::Later(rest)),
+            _ => self.wal.seal_end().map(|()| Step::Idle),
+        }
     }
 
     /// There is no room. How long until the disk is asked again: counted from now, however long finding that out took.
@@ -341,7 +364,7 @@ mod tests {
     use crate::config::RaftConfig;
     use crate::message::{Body, Message};
     use crate::types::{LogPosition, Members};
-    use crate::wal::{EntryKind, LogEntry, MemoryStorage, WalOptions};
+    use crate::wal::{EntryKind, LogEntry, MemoryStorage, WalOptions, segment_name};
 
     fn batch(number: u64) -> LogBatch {
         LogBatch { number, records: vec![Record::GroupRemoved { group: PartitionId(1) }] }
@@ -482,6 +505,31 @@ mod tests {
         writing.asks_from = Some(Instant::now());
         assert_eq!(writing.step(false), Step::Again);
         assert_eq!((writing.pause, writing.unreported), (ROOM_PAUSE, Some(1)));
+    }
+
+    /// Simulation, seeds 273430, 273971 and 800263: a disk had lied about the last batch of a log, which stood at its end
+    /// for a while. That it was missing there could not be told from a log that had never had it.
+    #[tokio::test(flavor = "current_thread")]
+    async fn no_log_ends_with_entries_for_long() {
+        for is_closing in [false, true] {
+            let disk = MemoryStorage::default();
+            let options = || WalOptions::new([1; 16], 1);
+            let (wal, _) = Wal::open(disk.clone(), options()).unwrap();
+            let mut writing = Writing::new(wal, Arc::default());
+            writing.waiting = vec![batch_of(1, 100)];
+            assert_eq!(writing.step(false), Step::Again);
+            if is_closing {
+                assert_eq!(writing.step(true), Step::Ended);
+            } else {
+                assert!(matches!(writing.step(false), Step::Later(rest) if rest <= SEAL_AFTER));
+                writing.seals_from = Instant::now();
+                assert_eq!(writing.step(false), Step::Idle);
+                let flushes = disk.counts().0;
+                assert_eq!((writing.step(false), disk.counts().0), (Step::Idle, flushes));
+            }
+            disk.damage(&segment_name(1), 2 * 4096 + 8);
+            assert!(!Wal::open(disk, options()).unwrap().1.damaged.is_empty());
+        }
     }
 
     /// Found by a reader: what a replica's members send it has to be logged, whoever has filled its disk. When the last

@@ -33,7 +33,7 @@ use turn::Frames;
 /// configuration.
 const FOUNDING_MARK: LogPosition = LogPosition { term: 1, index: 1 };
 
-/// How long the log of an idle group may end with entries.
+/// So often the log of an idle group hears what is committed.
 const COMMITS_NOTED_MS: u64 = 500;
 /// A slow flush counts against a disk for so long, if no quick one comes after it.
 const SLOW_FLUSH_COUNTS_MS: u64 = 10_000;
@@ -538,8 +538,7 @@ impl MultiRaft {
         self.note_commits(now_ms);
     }
 
-    /// No log ends with entries for long: of a batch behind which nothing stands nobody can tell that the disk has lost it
-    /// (docs/decisions/0012).
+    /// What an idle group applied it knows to be committed after a restart: docs/guarantees.md, P7, says what of.
     fn note_commits(&mut self, now_ms: u64) {
         if now_ms.saturating_sub(self.noted_ms) < COMMITS_NOTED_MS {
             return;

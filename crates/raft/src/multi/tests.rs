@@ -259,10 +259,9 @@ fn a_follower_whose_log_lost_what_it_had_acknowledged_gets_it_again() {
     world.check();
 }
 
-/// Simulation, seeds 273430 and 273971: a disk had lied about the last batch of a log, which stood at its end for seconds.
-/// That it was missing there could not be told from a log that had never had it.
+/// After a restart it is known then.
 #[test]
-fn no_log_ends_with_entries_for_long() {
+fn an_idle_group_writes_down_what_is_committed() {
     let options = || WalOptions::new([1; 16], 1);
     for seed in [7, 8] {
         let mut world = world(seed, 3);

@@ -178,6 +178,14 @@ impl LiveIndex {
         }
     }
 
+    /// Whether the record says that this replica has voted, and none before it said so.
+    pub(crate) fn is_new_vote(&self, record: &Record) -> bool {
+        let Record::HardState { group, term, vote: vote @ Some(_), .. } = record else {
+            return false;
+        };
+        self.groups.get(group).is_none_or(|live| (live.term, live.vote) != (*term, *vote))
+    }
+
     /// The live entries of a group from `first` on that are in one segment were read: they have so many bytes.
     pub(crate) fn measured(&mut self, group: PartitionId, first: u64, bytes: u64) {
         let runs = self.groups.get_mut(&group).map(|live| live.runs.iter_mut());

@@ -181,7 +181,8 @@ impl Wal {
     }
 
     /// Writes all records of all batches, in order, and returns when they are durable. Usually
-    /// that is one write and one flush.
+    /// that is one write and one flush; a vote takes one more of each, as nobody else knows of one that a disk lost at the
+    /// end of the log.
     ///
     /// # Errors
     ///
@@ -189,15 +190,21 @@ impl Wal {
     /// every later call fails with [`WalError::Fenced`].
     pub fn append(&mut self, batches: &[LogBatch]) -> Result<(), WalError> {
         let mut records = batches.iter().flat_map(|batch| &batch.records).peekable();
+        let mut ends_with_vote = false;
         while records.peek().is_some() {
+            ends_with_vote = false;
             let mut builder = self.begin()?;
             let mut count = 0;
             while let Some(record) = records.next_if(|record| builder.has_room_for(record)) {
+                ends_with_vote |= self.live.is_new_vote(record);
                 let bytes = builder.put(&Stored::Record(record.clone()));
                 self.note(record, bytes, false);
                 count += 1;
             }
             self.finish_or_rotate(builder, count)?;
+        }
+        if ends_with_vote {
+            self.seal()?;
         }
         self.collect()
     }
@@ -537,6 +544,26 @@ impl Wal {
             self.finish_or_rotate(builder, count)?;
         }
         Ok(())
+    }
+
+    /// Whether a disk that lost the last batch could do so unnoticed (docs/decisions/0012), and there is room to end that.
+    pub(crate) fn is_end_open(&self) -> bool {
+        let is_first = self.current.position == SEGMENT_HEADER_BYTES;
+        let has_room = self.current.bytes - self.current.position >= BLOCK_BYTES;
+        let would_be_missed = || self.trace.iter().any(TraceLine::is_more_than_hard_state);
+        !self.is_fenced && !is_first && has_room && would_be_missed()
+    }
+
+    /// Makes it provable that the last batch was durable, if that is of use. When the writer has nothing else to do.
+    ///
+    /// # Errors
+    ///
+    /// As [`Wal::append`].
+    pub(crate) fn seal_end(&mut self) -> Result<(), WalError> {
+        match self.is_end_open() {
+            true => self.seal(),
+            false => Ok(()),
+        }
     }
 
     /// Makes it provable that the last batch was durable: by a batch of nothing behind it, or by

@@ -143,7 +143,7 @@ pub(crate) use format::seal::seal_segment;
 
 const TEMPORARY_NAME: &str = "new.tmp";
 
-fn segment_name(seq: u64) -> String {
+pub(crate) fn segment_name(seq: u64) -> String {
     format!("{seq:016x}.wal")
 }
 

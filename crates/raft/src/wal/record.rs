@@ -140,6 +140,13 @@ pub(crate) struct TraceLine {
     pub(crate) flags: u64,
 }
 
+impl TraceLine {
+    /// Of hard states a new vote only must not be lost, and that is sealed at once.
+    pub(crate) fn is_more_than_hard_state(&self) -> bool {
+        self.first <= self.last || self.flags != TRACE_VOTE
+    }
+}
+
 /// The batch held a hard state of the group.
 pub(crate) const TRACE_VOTE: u64 = 1;
 /// The batch held another record of the group than entries and hard state.
