@@ -26,7 +26,8 @@ const QUEUE_BATCHES_MAX: usize = 4096;
 const ROOM_PAUSE: Duration = Duration::from_millis(200);
 /// What is acknowledged late then is late by so much at most. That nothing is written before there is room makes asking cheap.
 const ROOM_PAUSE_MAX: Duration = Duration::from_secs(2);
-/// No log ends with entries for longer: of a batch behind which nothing stands nobody can tell that the disk has lost it.
+/// No log ends with entries for longer, nor with a vote at all if nothing else is to be written: of a batch behind which
+/// nothing stands nobody can tell that the disk has lost it.
 const SEAL_AFTER: Duration = Duration::from_millis(50);
 /// Buckets of the flush histogram: below 2^i microseconds.
 const LATENCY_BUCKETS: usize = 24;
@@ -227,7 +228,9 @@ impl Writing {
         (self.asks_from, self.pause) = (None, ROOM_PAUSE);
         let batches: Vec<LogBatch> = self.waiting.drain(..count).collect();
         self.wal.append(&batches)?;
-        self.seals_from = Instant::now() + SEAL_AFTER;
+        // What was written is reported first: no election waits for that.
+        let rests = if self.wal.ends_with_vote() { Duration::ZERO } else { SEAL_AFTER };
+        self.seals_from = Instant::now() + rests;
         let elapsed_us = u64::try_from(start.elapsed().as_micros()).unwrap_or(u64::MAX);
         let stats = &mut self.shared.queue().stats;
         note_append(stats, batches.len(), elapsed_us, self.wal.stats());
@@ -235,18 +238,16 @@ impl Writing {
         Ok(Step::Again)
     }
 
-    /// Prepares the next segment, and seals the end of the log when it has been the end for a while.
+    /// Seals the end of the log when it has been the end for a while, and prepares the next segment.
     fn rest(&mut self) -> Result<Step, WalError> {
+        let rest = self.seals_from.checked_duration_since(Instant::now()).unwrap_or_default();
+        if rest.is_zero() {
+            self.wal.seal_end()?;
+        }
         if self.wal.prepare_step()? {
             return Ok(Step::Again);
         }
-        if !self.wal.is_end_open() {
-            return Ok(Step::Idle);
-        }
-        match self.seals_from.checked_duration_since(Instant::now()) {
-            Some(rest) if !rest.is_zero() => Ok(Step::Later(rest)),
-            _ => self.wal.seal_end().map(|()| Step::Idle),
-        }
+        Ok(if self.wal.is_end_open() { Step::Later(rest) } else { Step::Idle })
     }
 
     /// There is no room. How long until the disk is asked again: counted from now, however long finding that out took.
@@ -530,6 +531,34 @@ mod tests {
             disk.damage(&segment_name(1), 2 * 4096 + 8);
             assert!(!Wal::open(disk, options()).unwrap().1.damaged.is_empty());
         }
+    }
+
+    /// Simulation, seed 800129: a disk had lost the write of a vote, the process ended before it wrote anything behind it,
+    /// and the vote of that term was given once more.
+    #[tokio::test(flavor = "current_thread")]
+    async fn no_log_ends_with_a_vote() {
+        let disk = MemoryStorage::default();
+        let options = || WalOptions::new([1; 16], 1);
+        let (wal, _) = Wal::open(disk.clone(), options()).unwrap();
+        let mut writing = Writing::new(wal, Arc::default());
+        let group = PartitionId(1);
+        let flushes = |writing: &mut Writing, term, vote, commit| {
+            let before = disk.counts().0;
+            let records = vec![Record::HardState { group, term, vote, commit }];
+            writing.waiting = vec![LogBatch { number: 2, records }];
+            assert_eq!(writing.step(false), Step::Again);
+            assert_eq!(writing.step(false), Step::Idle);
+            disk.counts().0 - before
+        };
+        writing.waiting = vec![batch_of(1, 100)];
+        writing.step(false);
+        let vote = Some(NodeId(2));
+        assert_eq!(flushes(&mut writing, 2, vote, 0), 2);
+        let lossy = disk.fork();
+        lossy.damage(&segment_name(1), 3 * 4096 + 8);
+        assert!(Wal::open(lossy, options()).unwrap().1.damaged[0].vote_lost);
+        assert_eq!(flushes(&mut writing, 2, vote, 1), 1, "the commit index");
+        assert_eq!(flushes(&mut writing, 3, None, 1), 1, "a term");
     }
 
     /// Found by a reader: what a replica's members send it has to be logged, whoever has filled its disk. When the last

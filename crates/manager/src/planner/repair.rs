@@ -335,8 +335,8 @@ pub(super) fn is_spared(view: View<'_>, record: &DataRecord, node: NodeId) -> bo
     let members = &record.configuration.members;
     let is_avoided = |node: &NodeId| view.loads.avoided_ms(*node, view.now_ms).is_some();
     let goes_first = || members.iter().copied().find(is_avoided);
-    let is_enough = |it: NodeId| may_stay(view, record, it) && view.state.is_whole(record.id, it);
-    let others = || members.iter().filter(|it| **it != node && is_enough(**it)).count();
+    let counts = |it: NodeId| may_stay(view, record, it) && view.state.is_whole(record.id, it);
+    let others = || members.iter().filter(|it| **it != node && counts(**it)).count();
     let all_stay = || record.replicas.iter().all(|it| is_to_stay(view, record, it.node));
     is_avoided(&node)
         && (!members.contains(&node) || goes_first() == Some(node))

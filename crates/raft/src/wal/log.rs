@@ -64,6 +64,8 @@ pub struct Wal {
     next_number: u64,
     chain: u64,
     trace: Vec<TraceLine>,
+    /// The last batch of the last call holds a new vote.
+    ends_with_vote: bool,
     live: LiveIndex,
     /// Files for the next segments and their sizes, ascending.
     spares: Vec<(String, u64)>,
@@ -126,6 +128,7 @@ impl Wal {
             next_number: scan.next_number.max(1),
             chain: scan.chain,
             trace: std::mem::take(&mut scan.trace),
+            ends_with_vote: false,
             live: std::mem::take(&mut scan.live),
             spares: Vec::new(),
             next_spare: 0,
@@ -181,8 +184,7 @@ impl Wal {
     }
 
     /// Writes all records of all batches, in order, and returns when they are durable. Usually
-    /// that is one write and one flush; a vote takes one more of each, as nobody else knows of one that a disk lost at the
-    /// end of the log.
+    /// that is one write and one flush.
     ///
     /// # Errors
     ///
@@ -190,21 +192,17 @@ impl Wal {
     /// every later call fails with [`WalError::Fenced`].
     pub fn append(&mut self, batches: &[LogBatch]) -> Result<(), WalError> {
         let mut records = batches.iter().flat_map(|batch| &batch.records).peekable();
-        let mut ends_with_vote = false;
         while records.peek().is_some() {
-            ends_with_vote = false;
+            self.ends_with_vote = false;
             let mut builder = self.begin()?;
             let mut count = 0;
             while let Some(record) = records.next_if(|record| builder.has_room_for(record)) {
-                ends_with_vote |= self.live.is_new_vote(record);
+                self.ends_with_vote |= self.live.is_new_vote(record);
                 let bytes = builder.put(&Stored::Record(record.clone()));
                 self.note(record, bytes, false);
                 count += 1;
             }
             self.finish_or_rotate(builder, count)?;
-        }
-        if ends_with_vote {
-            self.seal()?;
         }
         self.collect()
     }
@@ -550,8 +548,14 @@ impl Wal {
     pub(crate) fn is_end_open(&self) -> bool {
         let is_first = self.current.position == SEGMENT_HEADER_BYTES;
         let has_room = self.current.bytes - self.current.position >= BLOCK_BYTES;
-        let would_be_missed = || self.trace.iter().any(TraceLine::is_more_than_hard_state);
-        !self.is_fenced && !is_first && has_room && would_be_missed()
+        let would_matter =
+            || self.ends_with_vote || self.trace.iter().any(TraceLine::is_more_than_hard_state);
+        !self.is_fenced && !is_first && has_room && would_matter()
+    }
+
+    /// Whether the end that is open holds a vote: nobody else tells this replica of one that it has forgotten.
+    pub(crate) fn ends_with_vote(&self) -> bool {
+        self.ends_with_vote
     }
 
     /// Makes it provable that the last batch was durable, if that is of use. When the writer has nothing else to do.
@@ -561,7 +565,10 @@ impl Wal {
     /// As [`Wal::append`].
     pub(crate) fn seal_end(&mut self) -> Result<(), WalError> {
         match self.is_end_open() {
-            true => self.seal(),
+            true => {
+                self.ends_with_vote = false;
+                self.seal()
+            }
             false => Ok(()),
         }
     }

@@ -141,7 +141,7 @@ pub(crate) struct TraceLine {
 }
 
 impl TraceLine {
-    /// Of hard states a new vote only must not be lost, and that is sealed at once.
+    /// What is committed comes again, and a term.
     pub(crate) fn is_more_than_hard_state(&self) -> bool {
         self.first <= self.last || self.flags != TRACE_VOTE
     }
