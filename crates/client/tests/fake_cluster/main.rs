@@ -17,6 +17,8 @@ mod loopback;
 mod losses;
 mod meta;
 mod names;
+mod outgrown;
 mod sharing;
 mod slow;
 mod told;
+mod unanswered;
