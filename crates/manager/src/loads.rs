@@ -168,6 +168,12 @@ impl Loads {
         self.report(id).is_some_and(|load| load.meta_damaged.contains(&partition))
     }
 
+    /// Whether a node has a damaged replica of a data partition.
+    #[must_use]
+    pub fn has_damaged_data(&self, id: NodeId, partition: PartitionId) -> bool {
+        self.report(id).is_some_and(|load| load.data_damaged.contains(&partition))
+    }
+
     /// When a node was last heard. Nobody counts as unheard before this leader listened.
     #[must_use]
     pub fn heard_ms(&self, id: NodeId) -> u64 {

@@ -11,7 +11,7 @@
 use milpa_types::{DiskId, NodeId, NodeState, PartitionId};
 
 use super::View;
-use super::repair::{has_lost_replica, is_spared};
+use super::repair::{has_lost_replica, is_spared, was_created};
 use crate::core::{DataRecord, MetaRecord, NodeRecord, TaskReason};
 
 /// See the module's table.
@@ -45,7 +45,7 @@ pub fn data_place(view: View<'_>, record: &DataRecord, node: NodeId) -> Place {
     if let Some(reason) = node_reason(known).or_else(|| disk_reason(view, known, disk)) {
         return Place::Bad(reason);
     }
-    match in_service(view, known, record.id, record.created.contains(&node)) {
+    match in_service(view, known, record.id, was_created(view, record, node)) {
         Place::Good if is_spared(view, record, node) => Place::Away,
         other => other,
     }

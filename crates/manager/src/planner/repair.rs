@@ -286,7 +286,15 @@ fn is_lost(view: View<'_>, record: &DataRecord, node: NodeId, survivor_reports_m
         || is_replaced(view, known)
         || is_dead
         || disk.is_none_or(|disk| disk.fenced.is_some())
-        || has_lost_replica(view, node, record.id, record.created.contains(&node))
+        || has_lost_replica(view, node, record.id, was_created(view, record, node))
+}
+
+/// Whether a replica once was there: the managers have noted that, or a member says that its own is damaged. (What is left
+/// of an older one goes when the new one is made, and says nothing of that.)
+pub(super) fn was_created(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
+    let is_member = record.configuration.members.contains(&node);
+    let is_damaged = || view.loads.has_damaged_data(node, record.id);
+    record.created.contains(&node) || is_member && is_damaged()
 }
 
 /// The replica that is to become a member, if one is there to be filled. One that comes back lacks
@@ -319,8 +327,8 @@ fn is_whole(view: View<'_>, record: &DataRecord, learner: NodeId) -> bool {
 
 /// A member stays unless there is proof that it cannot serve.
 fn may_stay(view: View<'_>, record: &DataRecord, node: NodeId) -> bool {
-    let is_created = record.created.contains(&node);
-    can_serve(view, record, node) && !has_lost_replica(view, node, record.id, is_created)
+    let was_there = was_created(view, record, node);
+    can_serve(view, record, node) && !has_lost_replica(view, node, record.id, was_there)
 }
 
 /// …nor is so slow that the partition does better without it.

@@ -228,6 +228,10 @@ impl World {
                     is_given_rest: false,
                     current: Vec::new(),
                 };
+                let makes_member = create.configuration.members.contains(node);
+                if makes_member && self.damaged_at(*node).contains(&create.partition) {
+                    return;
+                }
                 self.damaged_at(*node).remove(&create.partition);
                 self.data.entry(*node).or_default().insert(create.partition, report);
             }

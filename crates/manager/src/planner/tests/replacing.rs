@@ -151,6 +151,26 @@ fn a_damaged_data_replica_is_deleted_when_it_is_not_needed() {
     assert_eq!(world.log.state.removals().count(), 0);
 }
 
+/// Simulation, seed 806530: a founder was damaged before the managers had noted that it was there. It was to be created
+/// again and again, which its node refuses, as it may hold the only copy; and nobody went on without it.
+#[test]
+fn a_founder_that_is_damaged_at_once_is_made_again() {
+    let mut world = World::new(3, 3);
+    world.log.volume("home", 3, 6);
+    let partition = PartitionId(4);
+    let node = world.data_record(4).configuration.members[1];
+    while !world.data.get(&node).is_some_and(|held| held.contains_key(&partition)) {
+        world.pass();
+    }
+    assert!(!world.data_record(4).created.contains(&node));
+    world.data.get_mut(&node).unwrap().remove(&partition);
+    world.damaged_at(node).insert(partition);
+    world.settle();
+    assert_eq!(*world.damaged_at(node), [].into());
+    assert_eq!(world.data_record(4).configuration.members.len(), 3);
+    assert!(world.data[&node].contains_key(&partition));
+}
+
 /// What is left on a disk that was out, of a replica that was made again on another one of the same node.
 #[test]
 fn a_second_replica_on_one_node_is_deleted_once_its_partition_is_whole() {
