@@ -309,7 +309,7 @@ impl GroupStatus {
         LogEnd { term: self.last_term, index: self.last_index }
     }
 
-    /// Members and learners that are [current](FollowerStatus::is_current), if this node leads.
+    /// The others, members and learners, that are [current](FollowerStatus::is_current), if this node leads.
     #[must_use]
     pub fn current(&self) -> Vec<NodeId> {
         let current = self.followers.iter().filter(|follower| follower.is_current());

@@ -435,7 +435,7 @@ pub struct DataPartitionReport {
     pub applied: u64,
     /// No entry behind this index and up to `applied` is an overwrite.
     pub overwritten: u64,
-    /// Raft leader, while there are learners: the replicas that have nearly all of the log.
+    /// Raft leader, while there are learners: the other replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
     /// An overwrite found bytes missing here that have not come since.
     pub lacks_overwritten: bool,

@@ -686,7 +686,7 @@ pub struct MetaPartitionReport {
     pub voters: Vec<NodeId>,
     /// Who receives the log without voting.
     pub learners: Vec<NodeId>,
-    /// Leader: the members that have nearly all of the log.
+    /// Leader: the other replicas that have nearly all of the log.
     pub current: Vec<NodeId>,
     /// Its node makes no inodes: its disk or its memory is full.
     pub is_full: bool,

@@ -166,8 +166,12 @@ pub(super) fn takes_part(
     voter: NodeId,
 ) -> bool {
     let has_it = |node: NodeId| view.loads.report(node)?.meta.get(&record.id);
-    let is_current = voter == leader || report.current.contains(&voter);
-    is_heard(view, voter) && has_it(voter).is_some() && is_current
+    is_heard(view, voter) && has_it(voter).is_some() && is_current((leader, report), voter)
+}
+
+/// Whether a node has nearly all of the log: who leads has all, and names the others that do.
+fn is_current((leader, report): (NodeId, &MetaPartitionReport), node: NodeId) -> bool {
+    node == leader || report.current.contains(&node)
 }
 
 fn has_members(report: &MetaPartitionReport, members: &[NodeId]) -> bool {
@@ -183,7 +187,7 @@ fn are_same(one: &[NodeId], other: &[NodeId]) -> bool {
 fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1> {
     let owner = task.place.node;
     let end = |done| Some(CommandV1::EndTask { partition: record.id, id: task.id, done });
-    let (_, report) = leader_report(view, record)?;
+    let (leader, report) = leader_report(view, record)?;
     let is_late = view.unix_ms >= task.deadline_unix_ms;
     // One that was chosen as it had just been started may say later that it has a damaged replica.
     let is_lost = matches!(meta_place(view, record, owner), Place::Bad(_));
@@ -200,8 +204,8 @@ fn follow(view: View<'_>, record: &MetaRecord, task: &Task) -> Option<CommandV1>
     let knows = view.loads.report(joining).and_then(|load| load.meta.get(&record.id));
     // One that was decided to go, and has not gone yet, is in already.
     let is_in = report.learners.contains(&joining) || report.voters.contains(&joining);
-    let is_current = is_in && report.current.contains(&joining);
-    if !is_current || !knows.is_some_and(|own| has_members(own, &report.voters)) {
+    let is_ready = is_in && is_current((leader, report), joining);
+    if !is_ready || !knows.is_some_and(|own| has_members(own, &report.voters)) {
         return None;
     }
     let stay = record.members.iter().copied().filter(|node| Some(*node) != bad);
@@ -239,8 +243,8 @@ pub fn step(view: View<'_>, record: &MetaRecord) -> Option<Step> {
     // One that takes itself out leaves an election behind: it hands over first. Who has no room may not even be able to
     // write down that it leads.
     let takes = |node: &&NodeId| {
-        let is_current = report.voters.contains(node) && report.current.contains(node);
-        is_current && has_room(view, record, **node)
+        let can_lead = report.voters.contains(node) && is_current((leader, report), **node);
+        can_lead && has_room(view, record, **node)
     };
     let heirs = record.members.iter().filter(takes);
     if !record.members.contains(&leader)
@@ -296,6 +300,6 @@ fn are_in_service(view: View<'_>, record: &MetaRecord, members: &[NodeId]) -> bo
     members.iter().all(|node| {
         serves(view, record, *node)
             && own_report(*node).is_some_and(|own| has_members(own, &record.members))
-            && (*node == leader || report.current.contains(node))
+            && is_current((leader, report), *node)
     })
 }

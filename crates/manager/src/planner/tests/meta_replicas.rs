@@ -657,6 +657,27 @@ fn a_drained_one_that_serves_stays_when_the_one_that_is_decided_in_its_place_is_
     check_drained_waits(&mut world);
 }
 
+/// Simulation, seed 810488: the drained one was taken back, and led; its own report does not count the leader among those that
+/// are current, so it never became a member again.
+#[test]
+fn a_drained_one_that_is_taken_back_is_a_member_again_though_it_leads() {
+    let mut world = roomy(4, 3);
+    let new = decided_for_drained(&mut world);
+    damage(&mut world, new, PARTITION);
+    world.log.apply(CommandV1::DrainNode { node: LEAVING, drains: false, begun_unix_ms: 2 });
+    world.stuck.clear();
+    for _ in 0..100 {
+        for report in world.meta.values_mut().filter_map(|held| held.get_mut(&PARTITION)) {
+            report.leader = Some(LEAVING);
+            report.current.retain(|node| *node != LEAVING);
+        }
+        world.pass();
+    }
+    let record = world.log.state.meta_partition(PARTITION).unwrap();
+    assert_eq!((record.members.len(), record.joining), (3, None));
+    assert!(record.members.contains(&LEAVING) && !record.members.contains(&new), "{record:?}");
+}
+
 /// The one that is drained, and the partition that it has.
 const LEAVING: NodeId = NodeId(103);
 const PARTITION: PartitionId = PartitionId(1);

@@ -99,7 +99,8 @@ impl World {
                     (report.leader, report.term) = (up.first().copied(), newest.term + 1);
                     report.voters.clone_from(&newest.voters);
                 }
-                report.current.clone_from(&everybody);
+                let leader = report.leader;
+                report.current = others(&everybody, leader);
             }
         }
     }
@@ -197,7 +198,7 @@ impl World {
                     term: 1,
                     applied: 1,
                     log_end: None,
-                    current: voters.clone(),
+                    current: others(&voters, leader.or(create.members.first().copied())),
                     voters,
                     learners: Vec::new(),
                     is_full: false,
@@ -247,7 +248,8 @@ impl World {
                     if !is_stuck && is_taken {
                         report.configuration = configuration.clone();
                         report.leader = ask.iter().find(stays).copied();
-                        report.current = configuration.holders().collect();
+                        report.current =
+                            others(&configuration.holders().collect::<Vec<_>>(), report.leader);
                         report.term += 1;
                     }
                 }
@@ -266,7 +268,7 @@ impl World {
                 for (_, held) in self.meta.iter_mut().filter(|(node, _)| current.contains(node)) {
                     let Some(report) = held.get_mut(partition) else { continue };
                     (report.voters, report.learners) = (voters.clone(), learners.clone());
-                    (report.leader, report.current) = (leader, current.clone());
+                    (report.leader, report.current) = (leader, others(&current, leader));
                     report.term += 1;
                 }
             }
@@ -303,6 +305,11 @@ impl World {
 /// Whether nothing is left to do, though an operator may have to hear of something.
 pub(crate) fn is_quiet(plan: &Plan) -> bool {
     plan.commands.is_empty() && plan.steps.is_empty()
+}
+
+/// A leader says who else is current.
+fn others(nodes: &[NodeId], leader: Option<NodeId>) -> Vec<NodeId> {
+    nodes.iter().copied().filter(|node| Some(*node) != leader).collect()
 }
 
 pub(super) fn nodes(ids: &[u32]) -> Vec<NodeId> {
