@@ -36,7 +36,7 @@ fn a_meta_node_that_is_lost_is_replaced_one_change_at_a_time() {
 }
 
 /// Damages a replica: its node says that it has it, and nothing else.
-fn damage(world: &mut World, node: NodeId, partition: PartitionId) {
+pub(super) fn damage(world: &mut World, node: NodeId, partition: PartitionId) {
     let damaged = MetaPartitionReport { partition, is_damaged: true, ..Default::default() };
     world.meta.get_mut(&node).unwrap().insert(partition, damaged);
 }

@@ -14,6 +14,7 @@ use crate::core::{Applied, DataRecord};
 mod divergence;
 mod losses;
 mod meta_replicas;
+mod meta_walk;
 mod passes;
 mod placement;
 mod replacing;
@@ -151,6 +152,11 @@ impl World {
 
     /// Time passes, nodes are heard, one pass runs, its commands are applied and its steps taken.
     pub(crate) fn pass(&mut self) -> Plan {
+        self.pass_where(|_| true)
+    }
+
+    /// The same, and of the steps only some are taken.
+    pub(crate) fn pass_where(&mut self, mut is_taken: impl FnMut(&Step) -> bool) -> Plan {
         self.now_ms += 200;
         self.heartbeats();
         self.loads.judge(self.now_ms, self.policy.silence_period_ms);
@@ -159,7 +165,7 @@ impl World {
             let applied = self.log.apply(command.clone());
             assert!(!matches!(applied, Applied::Refused(_)), "{command:?}: {applied:?}");
         }
-        for step in &plan.steps {
+        for step in plan.steps.iter().filter(|step| is_taken(step)) {
             self.take(step);
         }
         plan
@@ -189,6 +195,10 @@ impl World {
         }
         match step {
             Step::CreateMeta { node, create } => {
+                // Of what is there nothing is overwritten.
+                if self.meta.get(node).is_some_and(|held| held.contains_key(&create.partition)) {
+                    return;
+                }
                 let leads = self.meta.values().find_map(|held| held.get(&create.partition));
                 let leader = leads.and_then(|report| report.leader);
                 let voters = if create.joins { Vec::new() } else { create.members.clone() };
