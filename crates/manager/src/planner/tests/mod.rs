@@ -11,6 +11,7 @@ use super::*;
 use crate::core::tests::Log;
 use crate::core::{Applied, DataRecord};
 
+mod data_walk;
 mod divergence;
 mod losses;
 mod meta_replicas;
@@ -35,6 +36,8 @@ pub(crate) struct World {
     pub(crate) down: BTreeSet<NodeId>,
     /// Nodes without room.
     pub(crate) full: BTreeSet<NodeId>,
+    /// Nodes whose disks are out of service.
+    pub(crate) fenced: BTreeSet<NodeId>,
     /// Meta nodes that were relieved of a partition that they led.
     pub(crate) declining: BTreeSet<(NodeId, PartitionId)>,
     /// Who is slow, for all others that are up.
@@ -58,6 +61,7 @@ impl World {
             data_damaged: BTreeMap::new(),
             down: BTreeSet::new(),
             full: BTreeSet::new(),
+            fenced: BTreeSet::new(),
             declining: BTreeSet::new(),
             slow: BTreeSet::new(),
             slow_know_alone: false,
@@ -125,6 +129,9 @@ impl World {
             let is_full = self.full.contains(&node.id);
             if is_full && node.role == milpa_types::Role::Data {
                 node.disks.iter_mut().for_each(|disk| disk.free_bytes = 0);
+            }
+            if self.fenced.contains(&node.id) {
+                node.disks.iter_mut().for_each(|disk| disk.fenced = Some("broken".into()));
             }
             for report in self.meta.entry(node.id).or_default().values_mut() {
                 report.is_full = is_full;
