@@ -44,7 +44,8 @@ impl Client {
         let credential =
             Credential::Volume { name: config.volume.clone(), key: config.key.clone() };
         let identity = Arc::new(Identity::new(config.cluster, Role::Client, credential));
-        let transport = HostTransport::new(Pool::new(identity), config.managers.clone());
+        let pool = Pool::around(identity, config.managers.clone());
+        let transport = HostTransport::new(pool, config.managers.clone());
         Client::connect_over(Arc::new(transport), config).await
     }
 

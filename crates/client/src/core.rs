@@ -89,6 +89,8 @@ pub(crate) struct Health {
 struct NodeHealth {
     /// Since when it does not answer, and where.
     suspect: Option<(Instant, SocketAddr)>,
+    /// When it answered through a manager, as there is no direct way.
+    around: Option<Instant>,
     reads: Latency,
     /// The quickest append of late in which the node took part, and when that was. An append is as slow
     /// as the slowest member: one that was quick clears them all, and who is slow is never in one.
@@ -145,10 +147,17 @@ impl Health {
         }
     }
 
+    /// The node answered, through a manager: what others can do they are asked for.
+    pub(crate) fn is_reached_around(&self, node: NodeId) {
+        lock(&self.nodes).entry(node).or_default().around = Some(Instant::now());
+    }
+
     pub(crate) fn is_suspect(&self, node: NodeId) -> bool {
         let nodes = lock(&self.nodes);
-        let suspect = nodes.get(&node).and_then(|health| health.suspect);
-        suspect.is_some_and(|(since, _)| since.elapsed() < SUSPICION)
+        let Some(health) = nodes.get(&node) else { return false };
+        let silent = health.suspect.map(|(since, _)| since);
+        let of_late = |since: Instant| since.elapsed() < SUSPICION;
+        silent.is_some_and(of_late) || health.around.is_some_and(of_late)
     }
 
     /// Those that were asked since then and have not answered, for a person: empty if all have.

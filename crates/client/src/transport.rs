@@ -50,6 +50,11 @@ pub trait Transport: Send + Sync + 'static {
         wait: Duration,
     ) -> Boxed<'a, Result<ManagerAnswer, ManagersError>>;
 
+    /// Whether requests to this address go through a manager, as there is no direct way.
+    fn is_around(&self, _to: SocketAddr) -> bool {
+        false
+    }
+
     /// The cluster and the volume are known now: later handshakes name them.
     fn identified(&self, cluster: ClusterId, volume: VolumeId);
 }
@@ -99,6 +104,10 @@ impl Transport for HostTransport {
         wait: Duration,
     ) -> Boxed<'a, Result<ManagerAnswer, ManagersError>> {
         Box::pin(self.managers.call(request, wait))
+    }
+
+    fn is_around(&self, to: SocketAddr) -> bool {
+        self.pool.is_around(to)
     }
 
     fn identified(&self, cluster: ClusterId, volume: VolumeId) {

@@ -1,6 +1,7 @@
 //! Both sides of the handshake (`milpa_wire::handshake` says what is sent and why).
 
 use std::io;
+use std::net::SocketAddr;
 
 use bytes::{Bytes, BytesMut};
 use milpa_types::{Role, VolumeId};
@@ -45,6 +46,24 @@ pub(crate) async fn call(
     me: &Identity,
     expects: Role,
 ) -> Result<Peer, HandshakeError> {
+    introduce(stream, me, expects, Handshake::Proof).await
+}
+
+/// The same with a manager that is to carry what follows to another server.
+pub(crate) async fn call_onward(
+    stream: &mut Stream,
+    me: &Identity,
+    to: SocketAddr,
+) -> Result<Peer, HandshakeError> {
+    introduce(stream, me, Role::Manager, |proof| Handshake::Onward { proof, to }).await
+}
+
+async fn introduce(
+    stream: &mut Stream,
+    me: &Identity,
+    expects: Role,
+    last: impl FnOnce(Mac) -> Handshake,
+) -> Result<Peer, HandshakeError> {
     let hello = Hello {
         version_min: PROTOCOL_VERSION_MIN,
         version_max: PROTOCOL_VERSION,
@@ -69,7 +88,7 @@ pub(crate) async fn call(
             Credential::Volume { .. } => "wrong access key for this volume",
         }));
     }
-    send(stream, &Handshake::Proof(key.mac(&[CALLER, &transcript(&hello, &challenge)]))).await?;
+    send(stream, &last(key.mac(&[CALLER, &transcript(&hello, &challenge)]))).await?;
     match receive(stream, &mut buffer).await? {
         Handshake::Welcome => {}
         Handshake::Refused(reason) => return Err(HandshakeError::Refused(reason)),
@@ -79,25 +98,42 @@ pub(crate) async fn call(
     Ok(Peer { role: challenge.role, node: challenge.node, volume: None, address })
 }
 
-/// The server's side. Gives what the caller proved to be; a refusal has been sent to the caller.
+/// Whom the server has let in.
+pub(crate) struct Admitted {
+    /// What the caller proved to be.
+    pub peer: Peer,
+    /// Where it wants to be carried to. Then it has not been welcomed yet.
+    pub onward: Option<SocketAddr>,
+}
+
+/// The server's side. A refusal has been sent to the caller.
 pub(crate) async fn answer(
     stream: &mut Stream,
     me: &Identity,
     service: &dyn Service,
-) -> Result<Peer, HandshakeError> {
+) -> Result<Admitted, HandshakeError> {
     let result = admit(stream, me, service).await;
     if let Err(HandshakeError::Refused(reason)) = &result {
-        // The caller may be gone already; the reason is in our log in any case.
-        let _ = send(stream, &Handshake::Refused(reason.clone())).await;
+        refuse(stream, reason.clone()).await;
     }
     result
+}
+
+/// The connection is open.
+pub(crate) async fn welcome(stream: &mut Stream) -> io::Result<()> {
+    send(stream, &Handshake::Welcome).await
+}
+
+/// Tells the caller why not. It may be gone already.
+pub(crate) async fn refuse(stream: &mut Stream, reason: String) {
+    let _ = send(stream, &Handshake::Refused(reason)).await;
 }
 
 async fn admit(
     stream: &mut Stream,
     me: &Identity,
     service: &dyn Service,
-) -> Result<Peer, HandshakeError> {
+) -> Result<Admitted, HandshakeError> {
     let mut buffer = BytesMut::new();
     let Handshake::Hello(hello) = receive(stream, &mut buffer).await? else {
         return Err(refused("the first message must be a hello"));
@@ -122,14 +158,19 @@ async fn admit(
     };
     challenge.proof = key.mac(&[SERVER, &transcript(&hello, &challenge)]);
     send(stream, &Handshake::Challenge(challenge.clone())).await?;
-    match receive(stream, &mut buffer).await? {
-        Handshake::Proof(proof)
-            if key.verify(&[CALLER, &transcript(&hello, &challenge)], &proof) => {}
-        Handshake::Proof(_) => return Err(refused("the proof is wrong: not the right key")),
+    let (proof, onward) = match receive(stream, &mut buffer).await? {
+        Handshake::Proof(proof) => (proof, None),
+        Handshake::Onward { proof, to } => (proof, Some(to)),
         _ => return Err(refused("expected a proof")),
+    };
+    if !key.verify(&[CALLER, &transcript(&hello, &challenge)], &proof) {
+        return Err(refused("the proof is wrong: not the right key"));
     }
-    send(stream, &Handshake::Welcome).await?;
-    Ok(Peer { role: hello.role, node: hello.node, volume, address: stream.peer_addr()? })
+    if onward.is_none() {
+        welcome(stream).await?;
+    }
+    let peer = Peer { role: hello.role, node: hello.node, volume, address: stream.peer_addr()? };
+    Ok(Admitted { peer, onward })
 }
 
 fn common_version(hello: &Hello) -> Result<u16, HandshakeError> {

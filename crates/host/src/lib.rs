@@ -22,6 +22,7 @@ mod connection;
 #[cfg(any(test, feature = "decoders"))]
 pub mod decoders;
 pub mod descriptors;
+mod detour;
 pub mod disk;
 pub mod entropy;
 mod handshake;

@@ -10,10 +10,11 @@
 //! `TimedOut`: it was, and nobody knows whether it was carried out. Nothing here repeats a request.
 
 use std::collections::BTreeMap;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -30,9 +31,10 @@ use tracing::{debug, info, warn};
 use crate::clock::Instant;
 use crate::connection::{self, Outbox, OutboxClosed};
 use crate::descriptors;
-use crate::handshake::{self, HandshakeError};
+use crate::detour::{self, Carried, Opened};
+use crate::handshake::{self, Admitted, HandshakeError};
 use crate::keys::Key;
-use crate::net::{self, Listener, Stream};
+use crate::net::{Listener, Stream};
 
 /// A connection attempt, handshake included, may take this long.
 const CONNECT_WAIT: Duration = Duration::from_secs(2);
@@ -160,6 +162,11 @@ pub trait Service: 'static {
     fn volume_named(&self, _name: &str) -> Option<VolumeId> {
         None
     }
+
+    /// Whether connections are carried to this address, for callers that do not reach it. Only managers do that.
+    fn carries_to(&self, _address: SocketAddr) -> bool {
+        false
+    }
 }
 
 /// The right and duty to answer one request. Dropped unanswered, the caller gets
@@ -211,7 +218,7 @@ pub async fn serve(
     identity: Arc<Identity>,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    let connections = Rc::new(());
+    let (connections, carried) = (Rc::new(()), Carried::default());
     let connections_max = descriptors::share(CONNECTIONS_PERCENT, CONNECTIONS_MAX);
     loop {
         let (stream, address) = match listener.accept().await {
@@ -227,10 +234,10 @@ pub async fn serve(
             warn!(%address, limit = connections_max, "too many connections: one refused");
             continue;
         }
-        let (identity, service, guard) =
-            (Arc::clone(&identity), Rc::clone(&service), Rc::clone(&connections));
+        let (identity, service, guard, carried) =
+            (Arc::clone(&identity), Rc::clone(&service), Rc::clone(&connections), carried.clone());
         tokio::task::spawn_local(async move {
-            serve_connection(stream, address, &identity, &*service).await;
+            serve_connection(stream, address, &identity, &*service, &carried).await;
             drop(guard);
         });
     }
@@ -257,11 +264,12 @@ async fn serve_connection(
     address: SocketAddr,
     identity: &Identity,
     service: &dyn Service,
+    carried: &Carried,
 ) {
     let _ = stream.tune();
     let admitted = handshake::answer(&mut stream, identity, service);
-    let peer = match tokio::time::timeout(HANDSHAKE_WAIT, admitted).await {
-        Ok(Ok(peer)) => peer,
+    let Admitted { peer, onward } = match tokio::time::timeout(HANDSHAKE_WAIT, admitted).await {
+        Ok(Ok(admitted)) => admitted,
         Ok(Err(HandshakeError::Refused(reason))) => {
             warn!(%address, %reason, "refused a connection");
             return;
@@ -275,6 +283,9 @@ async fn serve_connection(
             return;
         }
     };
+    if let Some(to) = onward {
+        return detour::carry(stream, &peer, to, service, carried).await;
+    }
     debug!(?peer, "connected");
     let (outbox, stream) = (Arc::new(Outbox::default()), Arc::new(stream));
     outbox.open(Arc::clone(&stream));
@@ -371,6 +382,8 @@ pub struct Pool {
 #[derive(Debug)]
 struct PoolShared {
     identity: Arc<Identity>,
+    /// Who carries connections to servers that are not reached otherwise.
+    managers: Vec<SocketAddr>,
     connections: Mutex<BTreeMap<SocketAddr, Arc<Connection>>>,
 }
 
@@ -380,6 +393,8 @@ struct Connection {
     address: SocketAddr,
     /// Who we said we are in the handshake.
     introduced_as: NodeId,
+    /// It leads through a manager.
+    is_around: AtomicBool,
     outbox: Outbox,
     next_id: AtomicU64,
     pending: Mutex<Pending>,
@@ -393,14 +408,29 @@ struct Pending {
     waiters: BTreeMap<u64, oneshot::Sender<Answered>>,
     /// Why the connection is over, and since when.
     broken: Option<(CallError, Instant)>,
+    /// There is a better way: it ends with the last answer that is waited for.
+    is_left: bool,
 }
 
 impl Pool {
     /// A pool that introduces itself as `identity`.
     #[must_use]
     pub fn new(identity: Arc<Identity>) -> Pool {
+        Pool::around(identity, Vec::new())
+    }
+
+    /// The same, which reaches servers through one of these `managers` where there is no direct way.
+    #[must_use]
+    pub fn around(identity: Arc<Identity>, managers: Vec<SocketAddr>) -> Pool {
         let connections = Mutex::default();
-        Pool { shared: Arc::new(PoolShared { identity, connections }) }
+        Pool { shared: Arc::new(PoolShared { identity, managers, connections }) }
+    }
+
+    /// Whether the connection to a server leads through a manager.
+    #[must_use]
+    pub fn is_around(&self, to: SocketAddr) -> bool {
+        let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        connections.get(&to).is_some_and(|it| it.is_around.load(Ordering::Relaxed))
     }
 
     /// Who this pool says it is.
@@ -464,13 +494,14 @@ impl Pool {
         let connection = Arc::new(Connection {
             address: to,
             introduced_as,
+            is_around: AtomicBool::new(false),
             outbox: Outbox::default(),
             next_id: AtomicU64::new(1),
             pending: Mutex::default(),
         });
         connections.insert(to, Arc::clone(&connection));
-        let (identity, opened) = (Arc::clone(&self.shared.identity), Arc::clone(&connection));
-        tokio::spawn(async move { opened.run(&identity, expects).await });
+        let (shared, opened) = (Arc::clone(&self.shared), Arc::clone(&connection));
+        tokio::spawn(async move { opened.run(&shared, expects).await });
         connection
     }
 }
@@ -481,7 +512,9 @@ impl Connection {
     }
 
     fn may_be_replaced(&self) -> bool {
-        self.lock().broken.as_ref().is_some_and(|(_, since)| since.elapsed() >= RECONNECT_PAUSE)
+        let pending = self.lock();
+        let is_over = |(_, since): &(CallError, Instant)| since.elapsed() >= RECONNECT_PAUSE;
+        pending.is_left || pending.broken.as_ref().is_some_and(is_over)
     }
 
     /// Queues a request and registers who waits for its answer.
@@ -520,12 +553,20 @@ impl Connection {
     }
 
     /// Connects, then moves frames until the connection breaks; then tells everyone who waits.
-    async fn run(&self, identity: &Identity, expects: Role) {
-        let address = self.address;
-        let opening = open(address, identity, expects);
+    async fn run(&self, shared: &PoolShared, expects: Role) {
+        let (address, identity) = (self.address, &shared.identity);
+        let opening = detour::open(address, identity, expects, &shared.managers);
         let error = match tokio::time::timeout(CONNECT_WAIT, opening).await {
-            Ok(Ok(stream)) => {
-                self.exchange(Arc::new(stream)).await;
+            Ok(Ok(Opened { stream, is_around })) => {
+                self.is_around.store(is_around, Ordering::Relaxed);
+                let exchange = self.exchange(Arc::new(stream));
+                match is_around {
+                    false => exchange.await,
+                    true => {
+                        let direct = detour::wait_for_direct(address, identity, expects);
+                        self.exchange_until(exchange, direct).await;
+                    }
+                }
                 CallError::Lost { address }
             }
             Ok(Err(HandshakeError::Refused(reason))) => CallError::Refused { address, reason },
@@ -549,6 +590,31 @@ impl Connection {
         }
     }
 
+    /// Exchanges frames, and no new requests any more once there is a better way.
+    async fn exchange_until(
+        &self,
+        exchange: impl Future<Output = ()>,
+        better: impl Future<Output = ()>,
+    ) {
+        tokio::pin!(exchange);
+        tokio::select! {
+            () = &mut exchange => return,
+            () = better => {}
+        }
+        {
+            let mut pending = self.lock();
+            pending.is_left = true;
+            self.close_if_done(&pending);
+        }
+        exchange.await;
+    }
+
+    fn close_if_done(&self, pending: &Pending) {
+        if pending.is_left && pending.waiters.is_empty() {
+            self.outbox.close();
+        }
+    }
+
     async fn exchange(&self, stream: Arc<Stream>) {
         self.outbox.open(Arc::clone(&stream));
         let received = connection::receive(&stream, |frame| self.answered(frame));
@@ -564,28 +630,24 @@ impl Connection {
         }
     }
 
+    /// Nobody waits for this answer from now on.
+    fn forget(&self, id: u64) -> Option<oneshot::Sender<Answered>> {
+        let mut pending = self.lock();
+        let waiter = pending.waiters.remove(&id);
+        self.close_if_done(&pending);
+        waiter
+    }
+
     fn answered(&self, frame: Frame) {
         if frame.kind != FrameKind::Reply {
             warn!(address = %self.address, "server sent a frame out of turn; closing");
             return self.outbox.close();
         }
         // A caller that no longer waits took its entry away: nothing to do.
-        let waiter = self.lock().waiters.remove(&frame.id);
-        if let Some(waiter) = waiter {
+        if let Some(waiter) = self.forget(frame.id) {
             let _ = waiter.send(Ok((frame.body, frame.payload)));
         }
     }
-}
-
-async fn open(
-    address: SocketAddr,
-    identity: &Identity,
-    expects: Role,
-) -> Result<Stream, HandshakeError> {
-    let mut stream = net::connect(address).await?;
-    stream.tune()?;
-    handshake::call(&mut stream, identity, expects).await?;
-    Ok(stream)
 }
 
 /// Takes the entry of a call away that nobody waits for any more.
@@ -596,7 +658,7 @@ struct ForgetOnDrop<'a> {
 
 impl Drop for ForgetOnDrop<'_> {
     fn drop(&mut self) {
-        self.connection.lock().waiters.remove(&self.id);
+        self.connection.forget(self.id);
     }
 }
 

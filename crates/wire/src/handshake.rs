@@ -8,10 +8,15 @@
 //!   ◀─────────── Welcome          or at any step  Refused{reason}
 //! ```
 //!
+//! A caller may end its handshake with a manager with a wish instead: to be carried on to another server, with which it then
+//! begins anew on the same connection.
+//!
 //! Both proofs are HMAC-SHA256 under a shared key, over both nonces and all that was said, so
 //! neither side reveals the key, neither can be replayed, and a version cannot be downgraded
 //! unnoticed. The key is the cluster's secret, or for a client the access key of its volume, which
 //! every server derives from the secret.
+
+use std::net::SocketAddr;
 
 use milpa_types::{ClusterId, NodeId, Role, VolumeId};
 use serde::{Deserialize, Serialize};
@@ -83,4 +88,12 @@ pub enum Handshake {
     Welcome,
     /// Instead of any answer: why not, for both logs.
     Refused(String),
+    /// Third, from a caller that does not reach this server: what follows the welcome is to be carried to it. As
+    /// [`Proof`](Handshake::Proof).
+    Onward {
+        /// The proof.
+        proof: Mac,
+        /// Where that server listens.
+        to: SocketAddr,
+    },
 }

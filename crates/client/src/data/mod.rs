@@ -107,6 +107,9 @@ impl DataClient {
         match self.core.transport.data(address, request, payload, wait).await {
             Ok((reply, payload)) => {
                 self.core.health.answered(node);
+                if self.core.transport.is_around(address) {
+                    self.core.health.is_reached_around(node);
+                }
                 match reply {
                     Ok(answer) => Ok((answer, payload)),
                     Err(error) => Err(Trouble::Answered { node, error }),

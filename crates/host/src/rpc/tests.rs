@@ -5,6 +5,7 @@ use std::cell::Cell;
 use tokio::task::LocalSet;
 
 use super::*;
+use crate::net;
 
 const CLUSTER: ClusterId = ClusterId(42);
 const WAIT: Duration = Duration::from_secs(5);

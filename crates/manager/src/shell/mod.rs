@@ -12,7 +12,6 @@
 //! aside (`damage`).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -60,7 +59,7 @@ use checkpoint::CheckpointStore;
 use event::{Event, INBOX_MAX, Inbox, Responder};
 use founding::{Beginning, Circle, Notebook};
 use metrics::metrics;
-use replica::{Checkpoints, GROUP, Names, Replica, Start};
+use replica::{Checkpoints, GROUP, Known, Replica, Start};
 
 /// Events taken before Raft gets its turn: batches form, and no burst starves the ticks.
 const EVENTS_PER_TURN: usize = 512;
@@ -202,9 +201,9 @@ async fn run_local(
     let identity = Arc::new(identity);
     identity.set_node(own);
     let (inbox, mut events) = mpsc::channel(INBOX_MAX);
-    let names = Names::default();
+    let known = Rc::new(RefCell::new(Known::default()));
     let front =
-        Front { inbox: inbox.clone(), names: Rc::clone(&names), managers: config.managers() };
+        Front { inbox: inbox.clone(), known: Rc::clone(&known), managers: config.managers() };
     let web = http::routes(inbox.clone(), &secret, http::leader_urls(&config));
     let pool = Pool::new(Arc::clone(&identity));
     let serving = rpc::serve(listener, identity, Rc::new(front));
@@ -228,7 +227,7 @@ async fn run_local(
             secret: secret.clone(),
             inbox,
             state,
-            names,
+            known,
             checkpoints,
         });
         let ended = drive(driver, replica, circle.events, Notebook::new(&mut directory)).await;
@@ -438,7 +437,7 @@ async fn drive(
 /// Where requests and frames enter: checks what can be checked without the state, and queues.
 struct Front {
     inbox: Inbox,
-    names: Rc<RefCell<BTreeMap<String, VolumeId>>>,
+    known: Rc<RefCell<Known>>,
     managers: Vec<(NodeId, SocketAddr)>,
 }
 
@@ -467,7 +466,11 @@ impl Service for Front {
     }
 
     fn volume_named(&self, name: &str) -> Option<VolumeId> {
-        self.names.borrow().get(name).copied()
+        self.known.borrow().volumes.get(name).copied()
+    }
+
+    fn carries_to(&self, address: SocketAddr) -> bool {
+        self.known.borrow().heard.contains(&address)
     }
 }
 

@@ -34,8 +34,14 @@ pub(super) const GROUP: PartitionId = PartitionId(0);
 /// Between two tries to write a checkpoint to a full disk.
 const CHECKPOINT_AGAIN_MS: u64 = 10_000;
 
-/// Names of volumes, for handshakes: they are answered between the loop's turns.
-pub(super) type Names = Rc<RefCell<BTreeMap<String, VolumeId>>>;
+/// What handshakes need: they are answered between the loop's turns.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// Volumes by name.
+    pub volumes: BTreeMap<String, VolumeId>,
+    /// Where nodes that are heard listen: what does not reach them is carried to them.
+    pub heard: BTreeSet<SocketAddr>,
+}
 
 /// What to do when a proposal has been applied.
 pub(super) enum Then {
@@ -111,7 +117,7 @@ pub(super) struct Replica {
     pub(super) secret: Key,
     pub(super) inbox: Inbox,
     pub(super) state: State,
-    pub(super) names: Names,
+    pub(super) known: Rc<RefCell<Known>>,
     /// Who leads, as far as Raft knows here.
     pub(super) leader: Option<NodeId>,
     pub(super) term: u64,
@@ -137,7 +143,7 @@ pub(super) struct Start {
     pub(super) secret: Key,
     pub(super) inbox: Inbox,
     pub(super) state: State,
-    pub(super) names: Names,
+    pub(super) known: Rc<RefCell<Known>>,
     pub(super) checkpoints: Checkpoints,
 }
 
@@ -152,7 +158,7 @@ impl Replica {
             secret: start.secret,
             inbox: start.inbox,
             state: start.state,
-            names: start.names,
+            known: start.known,
             leader: None,
             term: 0,
             role: Role::Follower,
@@ -164,13 +170,15 @@ impl Replica {
             installs: Vec::new(),
             failure: None,
         };
-        replica.refresh_names();
+        replica.refresh_known();
         replica
     }
 
-    fn refresh_names(&mut self) {
-        let names = self.state.volumes().map(|volume| (volume.name.clone(), volume.id));
-        *self.names.borrow_mut() = names.collect();
+    fn refresh_known(&mut self) {
+        let volumes = self.state.volumes().map(|volume| (volume.name.clone(), volume.id));
+        let heard = self.state.nodes().filter(|node| node.state.is_heard() && !node.is_removed);
+        *self.known.borrow_mut() =
+            Known { volumes: volumes.collect(), heard: heard.map(|node| node.address).collect() };
     }
 
     /// Handles one event from outside.
@@ -286,8 +294,12 @@ impl Replica {
             return;
         }
         match command {
-            CommandV1::CreateVolume { .. } | CommandV1::DeleteVolume { .. } => self.refresh_names(),
+            CommandV1::CreateVolume { .. }
+            | CommandV1::DeleteVolume { .. }
+            | CommandV1::RegisterNode(_)
+            | CommandV1::RemoveNode { .. } => self.refresh_known(),
             CommandV1::SetNodeState { node, state } => {
+                self.refresh_known();
                 let address =
                     self.state.node(*node).map(|node| tracing::field::display(node.address));
                 info!(%node, address, ?state, "node state");
@@ -410,7 +422,7 @@ impl Replica {
                 info!(index, "took over the state of the leader");
                 if index > self.state.applied() {
                     self.state = state;
-                    self.refresh_names();
+                    self.refresh_known();
                 }
                 self.checkpoints.keep(descriptor, bytes);
                 multi.snapshot_installed(GROUP, index);

@@ -17,7 +17,7 @@ const WINDOW_BYTES: usize = 1 << 20;
 /// Bytes in one packet; large, as offloading makes them.
 const PACKET_BYTES: usize = 64 << 10;
 /// A sender that waits longer than this for a blocked link gives the connection up.
-const GIVE_UP_MS: u64 = 15_000;
+const GIVE_UP_MS: u64 = VANISHED_MS;
 /// Whoever has a connection to a machine without power has noticed by then: what production sets, and a probe.
 const VANISHED_MS: u64 = milpa_host::net::VANISHED_AFTER.as_millis() as u64 + 1_000;
 /// Between two looks at packets that wait before a blocked link.
