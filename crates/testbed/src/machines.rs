@@ -215,6 +215,24 @@ impl Machines {
         self.network.mend(machine, cut)
     }
 
+    /// Breaks the way from one machine to another, in this direction only.
+    ///
+    /// # Errors
+    ///
+    /// What `ip` said.
+    pub fn cut_way(&self, from: u8, to: u8) -> Outcome {
+        self.network.cut_way(from, to)
+    }
+
+    /// Undoes [`cut_way`](Machines::cut_way).
+    ///
+    /// # Errors
+    ///
+    /// What `ip` said.
+    pub fn mend_way(&self, from: u8, to: u8) -> Outcome {
+        self.network.mend_way(from, to)
+    }
+
     /// As [`FaultyDisks::order`].
     ///
     /// # Errors

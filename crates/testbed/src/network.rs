@@ -10,6 +10,9 @@ use crate::Outcome;
 /// action are not in every kernel.
 const DROP_ALL: &str = "1,6 0 0 2,";
 
+/// No machine has this hardware address: what is sent to it is lost.
+const NOBODY: &str = "02:00:00:00:00:01";
+
 /// How a machine's network fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Cut {
@@ -84,6 +87,19 @@ impl Network {
             Cut::Pulled => run("ip", &["-n", &place, "link", "set", &device, "up"]),
             _ => run("tc", &["-n", &place, "qdisc", "del", "dev", &device, "ingress"]),
         }
+    }
+
+    /// Lets nothing through any more that one machine sends to another one: it has a wrong hardware address of it.
+    pub fn cut_way(&self, from: u8, to: u8) -> Outcome {
+        let (own, other) = (self.namespace(from), address(to).to_string());
+        let wrong = ["lladdr", NOBODY, "nud", "permanent", "dev", "eth0"];
+        run("ip", &[&["-n", &own, "neigh", "replace", &other][..], &wrong[..]].concat())
+    }
+
+    /// Undoes [`cut_way`](Network::cut_way).
+    pub fn mend_way(&self, from: u8, to: u8) -> Outcome {
+        let (own, other) = (self.namespace(from), address(to).to_string());
+        run("ip", &["-n", &own, "neigh", "del", &other, "dev", "eth0"])
     }
 
     /// Where packets are stopped: as they come into the switch, or into the machine.

@@ -42,6 +42,8 @@ pub(super) struct Metrics {
     pub(super) applied: Gauge,
     /// Events dropped because the inbox was full.
     pub(super) dropped: Counter,
+    /// Connections that clients wanted to have carried to nodes that they do not reach.
+    pub(super) carried: Counter,
     /// Checkpoints, by duration.
     pub(super) checkpoint: Histogram,
     nodes: Family<NodeLabels, Gauge>,
@@ -80,6 +82,10 @@ pub(super) fn metrics() -> &'static Metrics {
             dropped: telemetry::counter(
                 "milpa_manager_inbox_dropped",
                 "Messages dropped because the inbox was full.",
+            ),
+            carried: telemetry::counter(
+                "milpa_manager_connections_carried",
+                "Connections to nodes that are heard here and that their callers do not reach.",
             ),
             checkpoint: telemetry::histogram(
                 "milpa_manager_checkpoint_duration_seconds",

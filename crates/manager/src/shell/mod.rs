@@ -470,7 +470,11 @@ impl Service for Front {
     }
 
     fn carries_to(&self, address: SocketAddr) -> bool {
-        self.known.borrow().heard.contains(&address)
+        let is_heard = self.known.borrow().heard.contains(&address);
+        if is_heard {
+            metrics().carried.inc();
+        }
+        is_heard
     }
 }
 
