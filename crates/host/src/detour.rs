@@ -9,7 +9,6 @@
 //! The direct way is tried first, and again while a detour is in use.
 
 use std::cell::Cell;
-use std::future::Future;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -86,20 +85,11 @@ pub(crate) async fn open(
         Ok(opened) => return opened.map(is_there),
         Err(_) => {}
     }
-    first_of(direct, around(address, identity, expects, managers)).await
-}
-
-/// The direct connection, or the other one if that is there first. That there is no other one says nothing.
-async fn first_of(
-    mut direct: std::pin::Pin<&mut impl Future<Output = Result<Stream, HandshakeError>>>,
-    around: impl Future<Output = Option<Opened>>,
-) -> Result<Opened, HandshakeError> {
     tokio::select! {
-        opened = &mut direct => return opened.map(|stream| Opened { stream, is_around: false }),
-        Some(opened) = around => return Ok(opened),
-        else => {}
+        biased;
+        opened = direct => opened.map(is_there),
+        Some(opened) = around(address, identity, expects, managers) => Ok(opened),
     }
-    direct.await.map(|stream| Opened { stream, is_around: false })
 }
 
 /// Whether nobody answered: the way may be broken. A refusal came from the machine itself.

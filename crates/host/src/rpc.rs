@@ -598,6 +598,7 @@ impl Connection {
     ) {
         tokio::pin!(exchange);
         tokio::select! {
+            biased;
             () = &mut exchange => return,
             () = better => {}
         }

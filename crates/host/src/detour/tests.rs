@@ -1,6 +1,7 @@
 //! Real sockets on loopback: a server that answers nobody who comes directly, and a manager that reaches it.
 
 use std::cell::RefCell;
+use std::future::Future;
 use std::sync::Arc;
 
 use bytes::Bytes;
