@@ -148,7 +148,7 @@ impl Health {
     }
 
     /// The node answered, through a manager: what others can do they are asked for.
-    pub(crate) fn is_reached_around(&self, node: NodeId) {
+    pub(crate) fn reached_around(&self, node: NodeId) {
         lock(&self.nodes).entry(node).or_default().around = Some(Instant::now());
     }
 

@@ -46,7 +46,7 @@ pub(crate) async fn call(
     me: &Identity,
     expects: Role,
 ) -> Result<Peer, HandshakeError> {
-    introduce(stream, me, expects, Handshake::Proof).await
+    introduce(stream, me, expects, None).await
 }
 
 /// The same with a manager that is to carry what follows to another server.
@@ -55,14 +55,14 @@ pub(crate) async fn call_onward(
     me: &Identity,
     to: SocketAddr,
 ) -> Result<Peer, HandshakeError> {
-    introduce(stream, me, Role::Manager, |proof| Handshake::Onward { proof, to }).await
+    introduce(stream, me, Role::Manager, Some(to)).await
 }
 
 async fn introduce(
     stream: &mut Stream,
     me: &Identity,
     expects: Role,
-    last: impl FnOnce(Mac) -> Handshake,
+    onward: Option<SocketAddr>,
 ) -> Result<Peer, HandshakeError> {
     let hello = Hello {
         version_min: PROTOCOL_VERSION_MIN,
@@ -88,7 +88,12 @@ async fn introduce(
             Credential::Volume { .. } => "wrong access key for this volume",
         }));
     }
-    send(stream, &last(key.mac(&[CALLER, &transcript(&hello, &challenge)]))).await?;
+    let proof = key.mac(&[CALLER, &said(&hello, &challenge, onward)]);
+    let last = match onward {
+        None => Handshake::Proof(proof),
+        Some(to) => Handshake::Onward { proof, to },
+    };
+    send(stream, &last).await?;
     match receive(stream, &mut buffer).await? {
         Handshake::Welcome => {}
         Handshake::Refused(reason) => return Err(HandshakeError::Refused(reason)),
@@ -163,7 +168,7 @@ async fn admit(
         Handshake::Onward { proof, to } => (proof, Some(to)),
         _ => return Err(refused("expected a proof")),
     };
-    if !key.verify(&[CALLER, &transcript(&hello, &challenge)], &proof) {
+    if !key.verify(&[CALLER, &said(&hello, &challenge, onward)], &proof) {
         return Err(refused("the proof is wrong: not the right key"));
     }
     if onward.is_none() {
@@ -211,6 +216,15 @@ fn claimed_key(
 /// All that was said before the proofs.
 fn transcript(hello: &Hello, challenge: &Challenge) -> Vec<u8> {
     encode(&(hello, Challenge { proof: Mac::default(), ..challenge.clone() }))
+}
+
+/// The same with what the caller says beside its proof.
+fn said(hello: &Hello, challenge: &Challenge, onward: Option<SocketAddr>) -> Vec<u8> {
+    let mut said = transcript(hello, challenge);
+    if let Some(to) = onward {
+        said.extend(encode(&to));
+    }
+    said
 }
 
 fn nonce() -> Result<Nonce, HandshakeError> {

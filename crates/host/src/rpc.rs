@@ -14,7 +14,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -163,7 +163,8 @@ pub trait Service: 'static {
         None
     }
 
-    /// Whether connections are carried to this address, for callers that do not reach it. Only managers do that.
+    /// Whether a connection is to be carried to this address, for a caller that does not reach it: asked once for each. Only
+    /// managers do that.
     fn carries_to(&self, _address: SocketAddr) -> bool {
         false
     }
@@ -384,6 +385,8 @@ struct PoolShared {
     identity: Arc<Identity>,
     /// Who carries connections to servers that are not reached otherwise.
     managers: Vec<SocketAddr>,
+    /// How many connections lead through one of them: nearly always none.
+    around: AtomicUsize,
     connections: Mutex<BTreeMap<SocketAddr, Arc<Connection>>>,
 }
 
@@ -422,13 +425,16 @@ impl Pool {
     /// The same, which reaches servers through one of these `managers` where there is no direct way.
     #[must_use]
     pub fn around(identity: Arc<Identity>, managers: Vec<SocketAddr>) -> Pool {
-        let connections = Mutex::default();
-        Pool { shared: Arc::new(PoolShared { identity, managers, connections }) }
+        let (around, connections) = (AtomicUsize::new(0), Mutex::default());
+        Pool { shared: Arc::new(PoolShared { identity, managers, around, connections }) }
     }
 
     /// Whether the connection to a server leads through a manager.
     #[must_use]
     pub fn is_around(&self, to: SocketAddr) -> bool {
+        if self.shared.around.load(Ordering::Relaxed) == 0 {
+            return false;
+        }
         let connections = self.shared.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.get(&to).is_some_and(|it| it.is_around.load(Ordering::Relaxed))
     }
@@ -558,14 +564,16 @@ impl Connection {
         let opening = detour::open(address, identity, expects, &shared.managers);
         let error = match tokio::time::timeout(CONNECT_WAIT, opening).await {
             Ok(Ok(Opened { stream, is_around })) => {
-                self.is_around.store(is_around, Ordering::Relaxed);
                 let exchange = self.exchange(Arc::new(stream));
-                match is_around {
-                    false => exchange.await,
-                    true => {
-                        let direct = detour::wait_for_direct(address, identity, expects);
-                        self.exchange_until(exchange, direct).await;
-                    }
+                if is_around {
+                    self.is_around.store(true, Ordering::Relaxed);
+                    shared.around.fetch_add(1, Ordering::Relaxed);
+                    let direct = detour::wait_for_direct(address, identity, expects);
+                    self.exchange_until(exchange, direct).await;
+                    shared.around.fetch_sub(1, Ordering::Relaxed);
+                    self.is_around.store(false, Ordering::Relaxed);
+                } else {
+                    exchange.await;
                 }
                 CallError::Lost { address }
             }

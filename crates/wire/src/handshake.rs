@@ -88,8 +88,8 @@ pub enum Handshake {
     Welcome,
     /// Instead of any answer: why not, for both logs.
     Refused(String),
-    /// Third, from a caller that does not reach this server: what follows the welcome is to be carried to it. As
-    /// [`Proof`](Handshake::Proof).
+    /// Third, from a caller that does not reach this server: what follows the welcome is to be carried to it. The
+    /// proof is over where to as well.
     Onward {
         /// The proof.
         proof: Mac,

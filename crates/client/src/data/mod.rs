@@ -108,7 +108,7 @@ impl DataClient {
             Ok((reply, payload)) => {
                 self.core.health.answered(node);
                 if self.core.transport.is_around(address) {
-                    self.core.health.is_reached_around(node);
+                    self.core.health.reached_around(node);
                 }
                 match reply {
                     Ok(answer) => Ok((answer, payload)),

@@ -170,15 +170,19 @@ impl Replica {
             installs: Vec::new(),
             failure: None,
         };
-        replica.refresh_known();
+        replica.refresh_volumes();
+        replica.refresh_heard();
         replica
     }
 
-    fn refresh_known(&mut self) {
+    fn refresh_volumes(&mut self) {
         let volumes = self.state.volumes().map(|volume| (volume.name.clone(), volume.id));
+        self.known.borrow_mut().volumes = volumes.collect();
+    }
+
+    fn refresh_heard(&mut self) {
         let heard = self.state.nodes().filter(|node| node.state.is_heard() && !node.is_removed);
-        *self.known.borrow_mut() =
-            Known { volumes: volumes.collect(), heard: heard.map(|node| node.address).collect() };
+        self.known.borrow_mut().heard = heard.map(|node| node.address).collect();
     }
 
     /// Handles one event from outside.
@@ -294,12 +298,12 @@ impl Replica {
             return;
         }
         match command {
-            CommandV1::CreateVolume { .. }
-            | CommandV1::DeleteVolume { .. }
-            | CommandV1::RegisterNode(_)
-            | CommandV1::RemoveNode { .. } => self.refresh_known(),
+            CommandV1::CreateVolume { .. } | CommandV1::DeleteVolume { .. } => {
+                self.refresh_volumes()
+            }
+            CommandV1::RegisterNode(_) | CommandV1::RemoveNode { .. } => self.refresh_heard(),
             CommandV1::SetNodeState { node, state } => {
-                self.refresh_known();
+                self.refresh_heard();
                 let address =
                     self.state.node(*node).map(|node| tracing::field::display(node.address));
                 info!(%node, address, ?state, "node state");
@@ -422,7 +426,8 @@ impl Replica {
                 info!(index, "took over the state of the leader");
                 if index > self.state.applied() {
                     self.state = state;
-                    self.refresh_known();
+                    self.refresh_volumes();
+                    self.refresh_heard();
                 }
                 self.checkpoints.keep(descriptor, bytes);
                 multi.snapshot_installed(GROUP, index);

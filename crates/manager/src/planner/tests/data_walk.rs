@@ -10,7 +10,7 @@ use milpa_types::{Epoch, NodeId, PartitionId};
 use milpa_wire::data::{Configuration, DataPartitionReport};
 use proptest::prelude::*;
 
-use super::{World, is_quiet, others};
+use super::{Chance, World, is_quiet, others};
 use crate::core::{CommandV1, MEMBERS_MIN};
 use crate::loads::Loads;
 use crate::planner::{Plan, Step};
@@ -86,7 +86,7 @@ struct Walk {
     stuck: BTreeSet<PartitionId>,
     /// Of ten steps so many are not taken.
     lost: u64,
-    chance: u64,
+    chance: Chance,
 }
 
 impl Walk {
@@ -101,16 +101,7 @@ impl Walk {
             world.log.state.data_partitions().map(|it| it.configuration.clone()).collect();
         let ids = world.log.state.data_partitions().map(|record| record.id);
         let groups = ids.zip(records.into_iter().map(Group::new)).collect();
-        Walk { world, groups, stuck: BTreeSet::new(), lost, chance: 1 }
-    }
-
-    /// One of so many.
-    fn draw(&mut self, of: u64) -> u64 {
-        self.chance = self
-            .chance
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.chance >> 33) % of
+        Walk { world, groups, stuck: BTreeSet::new(), lost, chance: Chance(1) }
     }
 
     fn nodes(&self) -> Vec<NodeId> {
@@ -229,8 +220,8 @@ impl Walk {
             .iter()
             .copied()
             .find(|node| serving.contains(node) && has_majority);
-        let writes = self.draw(4) == 0;
-        let fills = self.draw(3) == 0;
+        let writes = self.chance.below(4) == 0;
+        let fills = self.chance.below(3) == 0;
         let group = self.groups.get_mut(&partition).unwrap();
         let all_serve = configuration.members.iter().all(|node| serving.contains(node));
         if writes && all_serve && configuration.members.len() >= MEMBERS_MIN && leader.is_some() {
@@ -334,14 +325,13 @@ impl Walk {
                 self.world.take(step);
                 self.groups.get_mut(&partition).unwrap().has.insert(node, BTreeSet::new());
             }
-            Step::Delete { node, partition, deletion, .. }
-                if self.groups.contains_key(partition) =>
-            {
-                let group = &self.groups[partition];
-                let members = &group.configuration.members;
-                let is_damaged = self.world.damaged_at(*node).contains(partition);
-                if !is_damaged {
-                    assert!(!members.contains(node), "{step:?} {members:?}");
+            Step::Delete { node, partition, .. } if self.groups.contains_key(partition) => {
+                if !self.world.damaged_at(*node).contains(partition) {
+                    let (group, record) =
+                        (&self.groups[partition], self.world.data_record(partition.0));
+                    let members = &group.configuration.members;
+                    assert!(!members.contains(node) && !record.is_configured(*node), "{step:?}");
+                    assert!(record.configuration.members.len() >= 3, "it lacks copies: {step:?}");
                     let others = members.iter().flat_map(|it| group.has[it].iter().copied());
                     let left: BTreeSet<u64> = others.collect();
                     assert_eq!(left.len() as u64, group.written, "the last copy: {step:?}");
@@ -357,7 +347,7 @@ impl Walk {
         partitions.into_iter().for_each(|partition| self.live(partition));
         let plan = self.world.pass_where(|_| false);
         for step in &plan.steps {
-            if self.draw(10) >= self.lost {
+            if self.chance.below(10) >= self.lost {
                 self.take(step);
             }
         }

@@ -324,6 +324,18 @@ pub(crate) fn is_quiet(plan: &Plan) -> bool {
     plan.commands.is_empty() && plan.steps.is_empty()
 }
 
+/// Draws for the walks: the same ones each time.
+struct Chance(u64);
+
+impl Chance {
+    /// A number below `bound` (Knuth's linear congruential generator).
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
 /// A leader says who else is current.
 fn others(nodes: &[NodeId], leader: Option<NodeId>) -> Vec<NodeId> {
     nodes.iter().copied().filter(|node| Some(*node) != leader).collect()

@@ -7,13 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use milpa_types::{
     Deletion, DiskId, ManagerError, NodeId, NodeState, PartitionId, Role, VolumeId, VolumeOptions,
 };
-use proptest::prelude::*;
 
-use super::{World, is_quiet, nodes};
+use super::{World, nodes};
 use crate::core::tests::{disk, registration};
-use crate::core::{
-    Applied, NewDataPartition, NewMetaPartition, PartitionKind, Registration, Replica, TaskReason,
-};
+use crate::core::{Applied, NewDataPartition, NewMetaPartition, Registration, Replica, TaskReason};
 use crate::planner::health::Place;
 use crate::planner::*;
 
@@ -580,92 +577,4 @@ fn a_place_is_what_its_node_and_disk_are() {
     assert_eq!(place(&world), Place::Bad(TaskReason::NodeDraining(NodeId(104))));
     world.log.apply(CommandV1::DrainNode { node: NodeId(104), drains: false, begun_unix_ms: 2 });
     assert_eq!(place(&world), Place::Good);
-}
-
-/// What may happen to a data node.
-#[derive(Clone, Copy, Debug)]
-enum Happening {
-    Dies,
-    Returns,
-    Drains,
-    Stays,
-    LosesReplicas,
-}
-
-fn any_happening() -> impl Strategy<Value = Happening> {
-    prop_oneof![
-        Just(Happening::Dies),
-        Just(Happening::Returns),
-        Just(Happening::Drains),
-        Just(Happening::Stays),
-        Just(Happening::LosesReplicas),
-    ]
-}
-
-/// Whether a further loss can be survived: of two of three copies lost at once nothing is promised.
-fn all_copies_are_there(world: &World) -> bool {
-    let holds = |node: &NodeId, id: &PartitionId| {
-        world.data.get(node).is_some_and(|held| held.contains_key(id))
-    };
-    world.log.state.data_partitions().all(|record| {
-        let members = &record.configuration.members;
-        members.len() >= 3 && members.iter().all(|node| holds(node, &record.id))
-    })
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(100))]
-
-    /// Whatever happens to the nodes: commands are never refused (`pass` asserts it), no bytes are
-    /// deleted while the partition lacks copies, and when the trouble ends all is as it should be.
-    #[test]
-    fn any_sequence_of_losses_and_drains_heals(
-        happenings in proptest::collection::vec((104_u32..111, any_happening(), 1_u64..80), 1..25)
-    ) {
-        let mut world = World::new(3, 7);
-        world.policy.dead_after_ms = 6_000;
-        world.policy.balances = true;
-        world.log.volume("home", 1, 4);
-        world.settle();
-        for (node, happening, passes) in happenings {
-            let node = NodeId(node);
-            let drain = |drains| CommandV1::DrainNode { node, drains, begun_unix_ms: 1 };
-            match happening {
-                Happening::Dies => drop(world.down.insert(node)),
-                Happening::Returns => drop(world.down.remove(&node)),
-                Happening::Drains => drop(world.log.apply(drain(true))),
-                Happening::Stays => drop(world.log.apply(drain(false))),
-                // A disk that was swapped for an empty one, if the others have enough copies.
-                Happening::LosesReplicas if world.down.is_empty() && all_copies_are_there(&world) => {
-                    world.data.entry(node).or_default().clear();
-                }
-                Happening::LosesReplicas => {}
-            }
-            for _ in 0..passes {
-                let plan = world.pass();
-                for step in &plan.steps {
-                    let Step::Delete { node, kind: PartitionKind::Data, partition, .. } = step else {
-                        continue;
-                    };
-                    let record = world.log.state.data_partition(*partition).unwrap();
-                    prop_assert!(record.configuration.members.len() >= 3, "{:?}", step);
-                    prop_assert!(!record.is_configured(*node));
-                }
-            }
-        }
-        world.down.clear();
-        for node in 104..=110 {
-            world.log.apply(CommandV1::DrainNode { node: NodeId(node), drains: false, begun_unix_ms: 1 });
-        }
-        world.wait(40_000);
-        let plan = world.pass();
-        prop_assert!(is_quiet(&plan), "{:?}", plan);
-        for record in world.log.state.data_partitions() {
-            prop_assert_eq!(record.configuration.members.len(), 3);
-            prop_assert_eq!(record.replicas.len(), 3);
-            prop_assert!(record.configuration.learners.is_empty());
-            let held = world.data.values().filter(|held| held.contains_key(&record.id)).count();
-            prop_assert_eq!(held, 3, "no bytes are left where they do not belong");
-        }
-    }
 }
