@@ -41,6 +41,8 @@ pub(super) struct Known {
     pub volumes: BTreeMap<String, VolumeId>,
     /// Where nodes that are heard listen: what does not reach them is carried to them.
     pub heard: BTreeSet<SocketAddr>,
+    /// As of this version of the nodes.
+    nodes_version: u64,
 }
 
 /// What to do when a proposal has been applied.
@@ -182,7 +184,9 @@ impl Replica {
 
     fn refresh_heard(&mut self) {
         let heard = self.state.nodes().filter(|node| node.state.is_heard() && !node.is_removed);
-        self.known.borrow_mut().heard = heard.map(|node| node.address).collect();
+        let mut known = self.known.borrow_mut();
+        known.heard = heard.map(|node| node.address).collect();
+        known.nodes_version = self.state.nodes_version();
     }
 
     /// Handles one event from outside.
@@ -297,11 +301,13 @@ impl Replica {
             debug!(?command, ?applied, "a command came too late");
             return;
         }
+        if self.state.nodes_version() != self.known.borrow().nodes_version {
+            self.refresh_heard();
+        }
         match command {
             CommandV1::CreateVolume { .. } | CommandV1::DeleteVolume { .. } => {
                 self.refresh_volumes()
             }
-            CommandV1::RegisterNode(_) | CommandV1::RemoveNode { .. } => self.refresh_heard(),
             CommandV1::SetNodeState { node, state } => {
                 self.refresh_heard();
                 let address =
