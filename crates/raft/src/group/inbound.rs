@@ -83,7 +83,8 @@ impl Group {
             _ => {}
         }
         let Some(raw) = to_raft(from, self.node, message) else { return };
-        if let Some(raw) = self.sanitize(raw) {
+        if let Some(mut raw) = self.sanitize(raw) {
+            self.hold_acknowledgement(&mut raw);
             // Refusals (a peer that is no member, a proposal dropped) need no answer.
             let _ = self.raw.step(raw);
             self.settle();
@@ -126,6 +127,7 @@ impl Group {
     /// Leader: a follower has lost what it had. From there on it is sent again; nothing that was committed is
     /// less so by that.
     fn send_again(&mut self, follower: NodeId, last: u64) {
+        self.forget_acknowledgement(follower);
         let Some(progress) = self.raw.raft.mut_prs().get_mut(raft_id(follower)) else { return };
         if last < progress.matched && progress.state != ProgressState::Snapshot {
             progress.matched = last;

@@ -6,12 +6,15 @@
 //! of somebody who is not there any more (simulation, seeds 220534 and 220751). So
 //!
 //! * nothing is proposed before a majority of those who stay have what is committed, and are heard;
-//! * a leader that is to leave hands over to one who stays, once in a term;
+//! * a leader that is to leave hands over to one who stays, once in a term; if nobody takes over, it does not count
+//!   itself, and the change waits until a majority of those who stay have it on disk (seed 824209);
 //! * the change is not sent to who leaves before a majority of those who stay have it on disk. Then it is needed
 //!   for the old majority at most.
 //!
 //! A change that keeps somebody who is lost for good is not begun: the managers, who say so with it, take it back. One
 //! that is in the log by then does not wait for who was lost.
+
+use std::collections::BTreeSet;
 
 use milpa_types::NodeId;
 use raft::GetEntriesContext;
@@ -26,6 +29,8 @@ pub(super) struct Leaving {
     pub(super) index: u64,
     leave: Vec<NodeId>,
     stay: Vec<NodeId>,
+    /// Who stays and acknowledged the change, of which the library has not been told.
+    held: BTreeSet<NodeId>,
 }
 
 impl Group {
@@ -43,7 +48,7 @@ impl Group {
         // Who is not here yet gets the change with all that is before it.
         let known = self.present.voters.iter().chain(&self.present.learners).copied();
         let stay = known.filter(is_voter_then).collect();
-        (!leave.is_empty()).then_some(Leaving { index, leave, stay })
+        (!leave.is_empty()).then_some(Leaving { index, leave, stay, held: BTreeSet::new() })
     }
 
     /// A new leader goes on with the change that stands in its log.
@@ -76,17 +81,44 @@ impl Group {
         let Some(leaving) = &self.leaving else { return };
         let is_concerned = raw.get_msg_type() == MessageType::MsgAppend
             && leaving.leave.contains(&node_of(raw.to));
-        if is_concerned && !self.majority_has(&leaving.stay, leaving.index) {
+        if is_concerned && !self.majority_has(leaving) {
             let index = leaving.index;
             raw.mut_entries().retain(|entry| entry.index < index);
         }
     }
 
-    /// Whether more than half of these, or all of none, have the log up to there.
-    fn majority_has(&self, nodes: &[NodeId], index: u64) -> bool {
-        let progress = |node: &NodeId| self.raw.raft.prs().get(raft_id(*node));
-        let has = |node: &&NodeId| progress(node).is_some_and(|it| it.matched >= index);
-        nodes.is_empty() || nodes.iter().filter(has).count() > nodes.len() / 2
+    /// A leader that is to leave: that somebody has the change counts when a majority of those who stay have it. Until then
+    /// the library hears of what stands before it; who was held back acknowledges again after the next heartbeat.
+    pub(super) fn hold_acknowledgement(&mut self, raw: &mut Raw) {
+        let Some(leaving) = &mut self.leaving else { return };
+        let is_concerned = raw.get_msg_type() == MessageType::MsgAppendResponse
+            && !raw.reject
+            && raw.term == self.raw.raft.term
+            && raw.index >= leaving.index
+            && leaving.leave.contains(&self.node);
+        if !is_concerned {
+            return;
+        }
+        leaving.held.insert(node_of(raw.from));
+        let before = leaving.index - 1;
+        if self.leaving.as_ref().is_some_and(|leaving| !self.majority_has(leaving)) {
+            raw.index = before;
+        }
+    }
+
+    /// What this one acknowledged is not in its log any more.
+    pub(super) fn forget_acknowledgement(&mut self, follower: NodeId) {
+        if let Some(leaving) = &mut self.leaving {
+            leaving.held.remove(&follower);
+        }
+    }
+
+    /// Whether more than half of those who stay, or all of none, have the change.
+    fn majority_has(&self, leaving: &Leaving) -> bool {
+        let matched = |node| self.raw.raft.prs().get(raft_id(node)).map_or(0, |it| it.matched);
+        let has = |node: &&NodeId| leaving.held.contains(*node) || matched(**node) >= leaving.index;
+        let stay = &leaving.stay;
+        stay.is_empty() || stay.iter().filter(has).count() > stay.len() / 2
     }
 
     /// Whether the lead goes to one of those who stay first: the one who has most, if it was heard of late.

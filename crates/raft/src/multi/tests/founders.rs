@@ -14,7 +14,7 @@ use crate::types::Role;
 fn a_founder_that_is_removed_at_once_asks_for_no_votes() {
     let group = PartitionId(1);
     let mut removed_in_time = 0;
-    for seed in 0..100 {
+    for seed in 0..300 {
         let mut world = world(seed, 3);
         world.flush_ms_max = 1;
         world.found(1, &[0, 1, 2]);

@@ -169,6 +169,33 @@ fn who_is_to_leave_hands_over_first() {
     world.check();
 }
 
+/// The story (simulation, seed 824209): nobody took over from a leader that was to leave. It committed that with one of the
+/// two who stay, whose log was lost then: the other one waited for that one's vote, and who had the change had left.
+#[test]
+fn a_leader_that_leaves_commits_that_with_a_majority_of_those_who_stay() {
+    for is_lost in [false, true] {
+        let mut world = led(29, 3);
+        propose_slowly(&mut world);
+        let links = [(0, 2), (2, 0), (1, 2), (2, 1)];
+        world.cut.extend(links.map(|(from, to)| (NodeId(from), NodeId(to))));
+        let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
+        world.multi(0).groups.get_mut(&GROUP).unwrap().hand_over_no_more();
+        world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
+        world.run(5_000);
+        assert_eq!(world.leader(1), Some(0));
+        assert_eq!(world.multi(1).status(GROUP).unwrap().members.voters.len(), 3, "it waits");
+        if is_lost {
+            world.multi(0).do_not_wait_for(GROUP, &[NodeId(2)]);
+        } else {
+            world.cut.clear();
+        }
+        world.until("it has left", |world| {
+            world.multi(1).status(GROUP).unwrap().members.voters == change.voters
+        });
+        world.check();
+    }
+}
+
 /// Of three one is lost for good after the change was sent: the one who leaves is needed to commit it.
 #[test]
 fn who_is_lost_meanwhile_is_not_waited_for() {
