@@ -92,11 +92,13 @@ impl Group {
     pub(super) fn hold_acknowledgement(&mut self, raw: &mut Raw) {
         let Some(leaving) = &mut self.leaving else { return };
         let is_concerned = raw.get_msg_type() == MessageType::MsgAppendResponse
-            && !raw.reject
             && raw.term == self.raw.raft.term
-            && raw.index >= leaving.index
             && leaving.leave.contains(&self.node);
-        if !is_concerned {
+        if is_concerned && raw.reject {
+            // It lacks what stands before, or has lost it.
+            leaving.held.remove(&node_of(raw.from));
+        }
+        if !is_concerned || raw.reject || raw.index < leaving.index {
             return;
         }
         leaving.held.insert(node_of(raw.from));
