@@ -5,7 +5,8 @@ use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
 use super::world::{World, world};
-use crate::types::MemberChange;
+use crate::message::{Body, Frame, Message};
+use crate::types::{LogPosition, MemberChange};
 
 const GROUP: PartitionId = PartitionId(1);
 
@@ -194,6 +195,34 @@ fn a_leader_that_leaves_commits_that_with_a_majority_of_those_who_stay() {
         });
         world.check();
     }
+}
+
+/// Who acknowledged the change and rejects it later has lost it, and does not count as one who has it.
+#[test]
+fn a_rejection_takes_back_what_was_acknowledged() {
+    let mut world = led(30, 3);
+    propose_slowly(&mut world);
+    world.cut.extend([(0, 2), (2, 0)].map(|(from, to)| (NodeId(from), NodeId(to))));
+    let change = MemberChange { voters: vec![NodeId(1), NodeId(2)], learners: vec![] };
+    world.multi(0).groups.get_mut(&GROUP).unwrap().hand_over_no_more();
+    world.multi(0).propose_change(GROUP, &change, &[], Bytes::new()).unwrap();
+    world.run(1_000);
+    world.cut = [(0, 1), (1, 0)].map(|(from, to)| (NodeId(from), NodeId(to))).into();
+    world.network.clear();
+    let status = world.multi(0).status(GROUP).unwrap();
+    let hint = LogPosition { term: 0, index: status.commit };
+    let rejected = Body::AppendRejected { index: status.last_index, hint, commit: status.commit };
+    let frame = Frame { messages: vec![(GROUP, Message::new(status.term, rejected))] };
+    let now_ms = world.now_ms;
+    world.multi(0).step_frame(NodeId(1), frame.encode(), now_ms).unwrap();
+    world.run(5_000);
+    assert_eq!(world.leader(1), Some(0));
+    assert_eq!(world.multi(0).status(GROUP).unwrap().members.voters.len(), 3, "it waits");
+    world.cut.clear();
+    world.until("it has left", |world| {
+        world.multi(1).status(GROUP).unwrap().members.voters == change.voters
+    });
+    world.check();
 }
 
 /// Of three one is lost for good after the change was sent: the one who leaves is needed to commit it.
