@@ -11,7 +11,8 @@
 //!   if this one is lost before it has acknowledged anything. Words are numbered.
 //! * The other one, should it come back, cannot lead. It needs the vote of this one, whose log begins,
 //!   before anything is acknowledged, a term that is far above any in which the other one can have led,
-//!   with a word before this one or with none.
+//!   with a word before this one or with none. Nobody stands for election in the terms of a word that was not given to it before its
+//!   own log has something of them.
 //!
 //! If a change that gives another voter follows in this log, the two may be three already: then it
 //! takes effect at once, as in Raft's thesis, and this one goes on with that third one, and not without. The third one may
@@ -113,7 +114,19 @@ impl Group {
         }
     }
 
+    /// Whether others are in the terms of a word of which nothing is in this log, and that was not given here. It may have
+    /// passed on from this one, which needs nobody's vote by its own log: it would lead in the same term as the one to whom
+    /// it was given, and a third one could not tell their entries apart (simulation, seed 830794).
+    pub(super) fn is_below_word(&self) -> bool {
+        let raft = &self.raw.raft;
+        self.alone.is_none() && word_of_term(raft.term) > word_of_term(raft.raft_log.last_term())
+    }
+
     fn leave(&mut self, without: NodeId, word: u64) -> Result<(), ProposeError> {
+        if word < word_of_term(self.raw.raft.term) {
+            let (group, reason) = (self.id, "a later word was given");
+            return Err(ProposeError::BadChange { group, reason });
+        }
         let busy = ProposeError::Busy { group: self.id };
         let third = self.new_voter().ok_or(busy)?;
         if !self.tell(Alone { without, third }) {

@@ -498,7 +498,10 @@ impl Group {
     /// got all of it as entries meanwhile, it would still apply nothing before the fetch has ended: a leader that nobody
     /// replaces, and that serves nobody.
     fn may_stand(&self) -> bool {
-        !self.has_undurable_log() && !self.is_rejoining() && self.install.is_none()
+        !self.has_undurable_log()
+            && !self.is_rejoining()
+            && self.install.is_none()
+            && !self.is_below_word()
     }
 
     /// What waits for the disk, and what the library has and no turn has taken yet.
@@ -566,7 +569,7 @@ impl Group {
         }
         let raft = &self.raw.raft;
         if !self.is_leader()
-            && (self.has_undurable_log() || self.burden.rests(now_ms))
+            && (self.has_undurable_log() || self.is_below_word() || self.burden.rests(now_ms))
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout()
         {
             // A node whose disk stalls is no good leader, nor one that has just given up; and the library

@@ -5,6 +5,8 @@ use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
 use super::world::{Machine, World, world};
+use crate::group::word_of_term;
+use crate::message::{Body, Frame, Message};
 use crate::types::{MemberChange, Role};
 use crate::wal::MemoryStorage;
 
@@ -355,6 +357,64 @@ fn who_is_to_leave_by_its_own_log_does_not_go_on_alone() {
         }
     }
     assert!(in_time > 10, "{in_time}");
+}
+
+/// Of what a leader says this alone arrives.
+fn heartbeat(world: &mut World, from: usize, to: usize, term: u64) {
+    let body = Body::Heartbeat { commit: 0, stamp_ms: 0, read: None };
+    let epoch = Epoch(word_of_term(term) + 1);
+    let frame = Frame { messages: vec![(GROUP, Message { epoch, ..Message::new(term, body) })] };
+    let now_ms = world.now_ms;
+    world.multi(to).step_frame(NodeId(from as u32), frame.encode(), now_ms).unwrap();
+}
+
+/// The story (simulation, seed 830794): the survivor was lost before anybody had joined it, the word passed on to the other one,
+/// and the survivor came back, who needs nobody's vote by its own log. It heard of the other one's term, and each led in
+/// the same one.
+#[test]
+fn who_went_on_alone_does_not_lead_in_the_terms_of_a_later_word() {
+    for seed in 0..20 {
+        let mut world = pair(6000 + seed);
+        world.run(500);
+        let first = (seed % 2) as usize;
+        let other = 1 - first;
+        world.crash(other, FOR_GOOD_MS);
+        // What it commits is in vain.
+        world.strays.insert(first);
+        let by_itself = MemberChange { voters: vec![NodeId(first as u32)], learners: vec![] };
+        world.until("the first word", |world| {
+            let now_ms = world.now_ms;
+            let multi = world.multi(first);
+            let _ = multi.go_alone(GROUP, NodeId(other as u32), 1, now_ms);
+            let _ = multi.propose_change(GROUP, &by_itself, &[], Bytes::new());
+            multi.status(GROUP).unwrap().members.voters == by_itself.voters
+        });
+        world.crash(first, FOR_GOOD_MS);
+        world.nodes[other].restart_ms = world.now_ms;
+        leave_alone_by(&mut world, other, first as u32, 100);
+        world.nodes[first].restart_ms = world.now_ms;
+        world.run(10);
+        heartbeat(&mut world, other, first, 100 << 21);
+        world.run(3_000);
+        let mut later = world.leaders.iter().filter(|((_, term), _)| word_of_term(*term) == 100);
+        assert!(later.all(|(_, leader)| leader.0 as usize == other), "seed {seed}");
+    }
+}
+
+/// Nor does a word count that was overtaken by a later one on its way.
+#[test]
+fn who_has_heard_of_a_later_word_does_not_go_on_by_an_earlier_one() {
+    let mut world = pair(11);
+    world.crash(0, FOR_GOOD_MS);
+    world.run(3_000);
+    heartbeat(&mut world, 0, 1, 3 << 21);
+    world.run(3_000);
+    let now_ms = world.now_ms;
+    let refused = world.multi(1).go_alone(GROUP, NodeId(0), 2, now_ms);
+    assert!(matches!(refused, Err(ProposeError::BadChange { .. })), "{refused:?}");
+    world.multi(1).go_alone(GROUP, NodeId(0), 3, now_ms).unwrap();
+    world.run(100);
+    assert_eq!(world.leader(1), Some(1));
 }
 
 /// The word reaches a leader that has not noticed yet: it proposes the removal by itself, in vain.
