@@ -94,11 +94,15 @@ impl Group {
         let is_concerned = raw.get_msg_type() == MessageType::MsgAppendResponse
             && raw.term == self.raw.raft.term
             && leaving.leave.contains(&self.node);
-        if is_concerned && raw.reject {
+        if !is_concerned {
+            return;
+        }
+        if raw.reject {
             // It lacks what stands before, or has lost it.
             leaving.held.remove(&node_of(raw.from));
+            return;
         }
-        if !is_concerned || raw.reject || raw.index < leaving.index {
+        if raw.index < leaving.index {
             return;
         }
         leaving.held.insert(node_of(raw.from));

@@ -572,7 +572,7 @@ impl Group {
             && (self.has_undurable_log() || self.is_below_word() || self.burden.rests(now_ms))
             && raft.election_elapsed + 1 >= raft.randomized_election_timeout()
         {
-            // A node whose disk stalls is no good leader, nor one that has just given up; and the library
+            // Who is below a word may not lead. A node whose disk stalls is no good leader, nor one that has just given up; and the library
             // requires that all of the log is durable when an election is won.
             return false;
         }

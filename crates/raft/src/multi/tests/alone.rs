@@ -6,7 +6,7 @@ use milpa_types::{NodeId, PartitionId};
 use super::super::*;
 use super::world::{Machine, World, world};
 use crate::group::word_of_term;
-use crate::message::{Body, Frame, Message};
+use crate::message::{Body, Message};
 use crate::types::{MemberChange, Role};
 use crate::wal::MemoryStorage;
 
@@ -363,9 +363,7 @@ fn who_is_to_leave_by_its_own_log_does_not_go_on_alone() {
 fn heartbeat(world: &mut World, from: usize, to: usize, term: u64) {
     let body = Body::Heartbeat { commit: 0, stamp_ms: 0, read: None };
     let epoch = Epoch(word_of_term(term) + 1);
-    let frame = Frame { messages: vec![(GROUP, Message { epoch, ..Message::new(term, body) })] };
-    let now_ms = world.now_ms;
-    world.multi(to).step_frame(NodeId(from as u32), frame.encode(), now_ms).unwrap();
+    world.deliver(from, to, Message { epoch, ..Message::new(term, body) });
 }
 
 /// The story (simulation, seed 830794): the survivor was lost before anybody had joined it, the word passed on to the other one,

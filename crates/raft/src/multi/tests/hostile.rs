@@ -234,9 +234,7 @@ fn who_fetches_a_snapshot_is_not_current() {
     let status = world.multi(leader).status(GROUP).unwrap();
     let answer =
         Body::HeartbeatAnswer { commit: status.commit, stamp_ms: 0, read: None, installing: 9 };
-    let frame = Frame { messages: vec![(GROUP, Message::new(status.term, answer))] };
-    let now_ms = world.now_ms;
-    world.multi(leader).step_frame(followers[0], frame.encode(), now_ms).unwrap();
+    world.deliver(followers[0].0 as usize, leader, Message::new(status.term, answer));
     assert_eq!(current(&mut world), [followers[1]]);
     // The next answer says that the fetch has ended.
     world.until("both follow", |world| current(world).len() == 2);

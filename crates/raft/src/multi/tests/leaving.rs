@@ -5,7 +5,7 @@ use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
 use super::world::{World, world};
-use crate::message::{Body, Frame, Message};
+use crate::message::{Body, Message};
 use crate::types::{LogPosition, MemberChange};
 
 const GROUP: PartitionId = PartitionId(1);
@@ -212,9 +212,7 @@ fn a_rejection_takes_back_what_was_acknowledged() {
     let status = world.multi(0).status(GROUP).unwrap();
     let hint = LogPosition { term: 0, index: status.commit };
     let rejected = Body::AppendRejected { index: status.last_index, hint, commit: status.commit };
-    let frame = Frame { messages: vec![(GROUP, Message::new(status.term, rejected))] };
-    let now_ms = world.now_ms;
-    world.multi(0).step_frame(NodeId(1), frame.encode(), now_ms).unwrap();
+    world.deliver(1, 0, Message::new(status.term, rejected));
     world.run(5_000);
     assert_eq!(world.leader(1), Some(0));
     assert_eq!(world.multi(0).status(GROUP).unwrap().members.voters.len(), 3, "it waits");

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use milpa_types::{NodeId, PartitionId};
 
 use super::super::*;
+use crate::message::Message;
 use crate::types::{Committed, InstallSnapshot, Payload, ReadReady, Role};
 use crate::wal::{MemoryStorage, Wal, WalOptions, mix};
 
@@ -267,6 +268,13 @@ impl World {
             let (from, _, bytes) = self.network.remove(&key).unwrap();
             self.multi(i).step_frame(from, bytes, now_ms).unwrap();
         }
+    }
+
+    /// One message of group 1 arrives now.
+    pub(super) fn deliver(&mut self, from: usize, to: usize, message: Message) {
+        let frame = Frame { messages: vec![(PartitionId(1), message)] };
+        let (from, now_ms) = (self.nodes[from].id, self.now_ms);
+        self.multi(to).step_frame(from, frame.encode(), now_ms).unwrap();
     }
 
     pub(super) fn flush(&mut self, i: usize) {
