@@ -4,13 +4,13 @@ use std::error::Error;
 use std::fmt;
 use std::process::ExitCode;
 
-/// Who has to act.
+/// Who has to act; its number is the process's exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Blame {
-    /// Arguments, files, permissions: exit code 1.
-    User,
-    /// A server did not answer or said no: exit code 2.
-    Cluster,
+    /// Arguments, files, permissions.
+    User = 1,
+    /// A server did not answer or said no.
+    Cluster = 2,
 }
 
 /// A failed command.
@@ -63,10 +63,7 @@ impl Failure {
 
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
-        ExitCode::from(match self.blame {
-            Blame::User => 1,
-            Blame::Cluster => 2,
-        })
+        ExitCode::from(self.blame as u8)
     }
 }
 

@@ -20,7 +20,7 @@ use super::{ask, info, unexpected};
 use crate::arguments::{Mount, Umount};
 use crate::cluster::Cluster;
 use crate::cluster::process::{Running, open_log};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Blame, Failure, Outcome};
 
 /// What the mounted process writes to its parent once the mount can be used.
 const READY: &str = "ready";
@@ -92,15 +92,15 @@ fn spawn(words: &[String], log: Option<&Path>) -> Outcome {
             report.push('\n');
         }
     }
-    let _ = child.wait();
-    // The child has printed its whole failure already, in our words.
-    let text = report.trim_end().trim_start_matches("error: ").to_owned();
-    let empty = text.is_empty();
-    Err(Failure::user(if empty {
-        "the mount process ended without a word".to_owned()
-    } else {
-        text
-    }))
+    let ended = child.wait().map_err(failed)?;
+    // The child has printed its whole failure already, in our words; its exit code says whose it is.
+    let text = report.trim_end().trim_start_matches("error: ");
+    let failure = match text {
+        "" => Failure::user(format!("the mount process ended without a word: {ended}")),
+        text => Failure::user(text),
+    };
+    let is_clusters = ended.code() == Some(Blame::Cluster as i32);
+    Err(if is_clusters { failure.of_cluster() } else { failure })
 }
 
 /// The process behind a mount.

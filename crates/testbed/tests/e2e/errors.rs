@@ -6,9 +6,9 @@ use std::path::Path;
 
 use milpa_testbed::Testbed;
 
-/// Runs a command that must fail, and checks what a person reads.
+/// Runs a command that must fail, checks what a person reads, and gives the exit code.
 #[track_caller]
-fn check(bed: &Testbed, words: &[&str], parts: &[&str]) {
+fn check(bed: &Testbed, words: &[&str], parts: &[&str]) -> Option<i32> {
     let output = bed.milpa_output(words).unwrap();
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(!output.status.success(), "milpa {} succeeded", words.join(" "));
@@ -17,6 +17,7 @@ fn check(bed: &Testbed, words: &[&str], parts: &[&str]) {
         assert!(text.contains(part), "milpa {}: {part:?} is not in\n{text}", words.join(" "));
     }
     assert!(!text.contains("panicked"), "{text}");
+    output.status.code()
 }
 
 fn shown(path: &Path) -> String {
@@ -29,7 +30,8 @@ fn wrong_names_keys_and_mount_points() {
     let free = bed.scratch().join("free");
     std::fs::create_dir(&free).unwrap();
     let free = shown(&free);
-    check(&bed, &["mount", "nosuch", &free], &["no volume named \"nosuch\""]);
+    let code = check(&bed, &["mount", "nosuch", &free], &["no volume named \"nosuch\""]);
+    assert_eq!(code, Some(1));
     let missing = shown(&bed.scratch().join("missing"));
     check(&bed, &["mount", "default", &missing], &["No such file", "mkdir"]);
     let file = bed.scratch().join("file");
@@ -67,7 +69,12 @@ fn absent_managers_and_foreign_directories() {
     check(&bed, &["up", "--data", &shown(&foreign)], &["something else", "--data"]);
     check(&bed, &["up", "--data", &shown(&data), "--nodes", "5"], &["has 3 data nodes, not 5"]);
     bed.down().unwrap();
-    check(&bed, &["status"], &["managers cannot be reached", "milpa up"]);
+    let unreachable = ["managers cannot be reached", "milpa up"];
+    let free = shown(&scratch);
+    let mount = ["mount", "default", &free];
+    for words in [&["status"][..], &mount] {
+        assert_eq!(check(&bed, words, &unreachable), Some(2), "{words:?}");
+    }
     check(&bed, &["--cluster", "/nonexistent", "status"], &["cannot read the cluster file"]);
     assert_eq!(std::fs::read_to_string(foreign.join("cat.jpg")).unwrap(), "precious");
 
