@@ -9,6 +9,7 @@ use serde_json::Value;
 
 use crate::Outcome;
 use crate::faulty::FaultyDisks;
+use crate::ground::Ground;
 use crate::process::{ServerProcess, signal_pid};
 
 /// A running embedded cluster. Dropping it leaves nothing behind.
@@ -18,9 +19,9 @@ pub struct Testbed {
     data: PathBuf,
     processes: Vec<ServerProcess>,
     mounts: Vec<PathBuf>,
-    /// Mounted below `directory`, and so dropped before it.
+    /// Mounted on the `ground`, and so dropped before it.
     pub(crate) disks: Option<FaultyDisks>,
-    directory: tempfile::TempDir,
+    ground: Ground,
 }
 
 /// A mount of a volume.
@@ -73,11 +74,6 @@ pub(crate) fn built(name: &str, package: &str) -> Outcome<PathBuf> {
     let candidates = own.ancestors().skip(1).take(2).map(|directory| directory.join(name));
     let found = candidates.into_iter().find(|path| path.is_file());
     found.ok_or_else(|| format!("{name} is not built: cargo build -p {package}"))
-}
-
-pub(crate) fn temporary_directory(parent: &Path) -> Outcome<tempfile::TempDir> {
-    let made = tempfile::Builder::new().prefix("milpa-testbed-").tempdir_in(parent);
-    made.map_err(|e| format!("no temporary directory: {e}"))
 }
 
 impl Testbed {
@@ -157,19 +153,19 @@ impl Testbed {
     ///
     /// What `milpa up` said.
     pub fn start_in(parent: &Path, arguments: &[&str]) -> Outcome<Testbed> {
-        let directory = temporary_directory(parent)?;
-        let data = directory.path().join("cluster");
-        Testbed::start_at(directory, data, None, arguments)
+        let ground = Ground::new_in(parent)?;
+        let data = ground.path().join("cluster");
+        Testbed::start_at(ground, data, None, arguments)
     }
 
     pub(crate) fn start_at(
-        directory: tempfile::TempDir,
+        ground: Ground,
         data: PathBuf,
         disks: Option<FaultyDisks>,
         arguments: &[&str],
     ) -> Outcome<Testbed> {
         let (processes, mounts) = (Vec::new(), Vec::new());
-        let mut bed = Testbed { program: program()?, data, processes, mounts, disks, directory };
+        let mut bed = Testbed { program: program()?, data, processes, mounts, disks, ground };
         bed.up(arguments)?;
         Ok(bed)
     }
@@ -211,7 +207,7 @@ impl Testbed {
 
     /// A place for files outside of the cluster.
     pub fn scratch(&self) -> &Path {
-        self.directory.path()
+        self.ground.path()
     }
 
     /// All server processes.
@@ -315,10 +311,10 @@ impl Testbed {
     /// What `milpa mount` said.
     pub fn mount_with(&mut self, volume: &str, arguments: &[&str]) -> Outcome<Mounted> {
         let number = self.mounts.len() + 1;
-        let path = self.directory.path().join(format!("mnt{number}"));
+        let path = self.ground.path().join(format!("mnt{number}"));
         std::fs::create_dir_all(&path).map_err(|e| format!("{}: {e}", path.display()))?;
         let shown = path.display().to_string();
-        let log = self.directory.path().join(format!("mount{number}.log")).display().to_string();
+        let log = self.ground.path().join(format!("mount{number}.log")).display().to_string();
         let mut words = vec!["mount", volume, &shown, "--log-file", &log];
         words.extend(arguments);
         self.mounts.push(path.clone());
@@ -385,8 +381,7 @@ impl Testbed {
 
     /// Keeps the cluster's files for a look after a failure, and says where.
     pub fn keep_files(&mut self) {
-        self.directory.disable_cleanup(true);
-        eprintln!("kept: {}", self.directory.path().display());
+        self.ground.keep();
     }
 
     fn stop_everything(&mut self) {

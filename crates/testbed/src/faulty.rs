@@ -4,7 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::bed::{built, temporary_directory};
+use crate::bed::built;
+use crate::ground::Ground;
 use crate::process::signal_pid;
 use crate::{Outcome, Testbed};
 
@@ -75,11 +76,11 @@ impl Testbed {
     ///
     /// What `milpa-faultfs` or `milpa up` said.
     pub fn start_on_faulty_disk(seed: u64) -> Outcome<Testbed> {
-        let directory = temporary_directory(&std::env::temp_dir())?;
-        let disk = directory.path().join("disk");
+        let ground = Ground::new_in(&std::env::temp_dir())?;
+        let disk = ground.path().join("disk");
         std::fs::create_dir(&disk).map_err(|e| e.to_string())?;
         let disks = FaultyDisks::mount(std::slice::from_ref(&disk), seed)?;
-        Testbed::start_at(directory, disk.join("cluster"), Some(disks), &[])
+        Testbed::start_at(ground, disk.join("cluster"), Some(disks), &[])
     }
 
     /// Starts a cluster with a faulty disk for each process's directory, named as the process, and with

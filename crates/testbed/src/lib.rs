@@ -1,8 +1,8 @@
 //! Real clusters for tests and the demonstration: real processes, real mounts, real kills.
 //!
 //! A [`Testbed`] is an embedded cluster in a temporary directory, driven through the `milpa` program
-//! as a user drives it. Whatever happens, dropping it unmounts, stops every process that it started
-//! and removes its files.
+//! as a user drives it. Dropping it unmounts, stops every process that it started and
+//! removes its files; when the test is killed before, that is done behind it.
 //!
 //! # What is deliberately absent
 //!
@@ -14,6 +14,7 @@
 mod bed;
 pub mod faults;
 mod faulty;
+mod ground;
 pub mod ledger;
 pub mod load;
 mod machines;

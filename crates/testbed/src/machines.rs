@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::faulty::FaultyDisks;
+use crate::ground::Ground;
 use crate::network::{Cut, Network, address, checked};
 use crate::process::signal_pid;
 use crate::{Mounted, Outcome, program};
@@ -77,9 +78,9 @@ pub struct Machines {
     mounts: Vec<PathBuf>,
     mounts_made: usize,
     network: Network,
-    /// Mounted below `directory`, and so dropped before it.
+    /// Mounted on the `ground`, and so dropped before it.
     disks: Option<FaultyDisks>,
-    directory: tempfile::TempDir,
+    ground: Ground,
 }
 
 impl Machines {
@@ -90,15 +91,14 @@ impl Machines {
     ///
     /// What could not be made or started.
     pub fn start(layout: Layout) -> Outcome<Machines> {
-        let directory = tempfile::Builder::new().prefix("milpa-machines-").tempdir();
-        let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
+        let ground = Ground::new_in(&std::env::temp_dir())?;
         let network = Network::lay(layout.servers.len() as u8 + layout.clients + 1)?;
         let (processes, mounts, program) = (Vec::new(), Vec::new(), program()?);
         let (mounts_made, disks) = (0, None);
         let mut machines =
-            Machines { program, layout, processes, mounts, mounts_made, network, disks, directory };
+            Machines { program, layout, processes, mounts, mounts_made, network, disks, ground };
         let managers = machines.managers();
-        let etc = machines.directory.path().join("etc").display().to_string();
+        let etc = machines.ground.path().join("etc").display().to_string();
         machines.milpa(&["init", "--managers", &managers, &etc])?;
         machines.prepare_processes()?;
         for name in machines.names() {
@@ -119,7 +119,7 @@ impl Machines {
 
     /// A place for files outside of the cluster.
     pub fn scratch(&self) -> &Path {
-        self.directory.path()
+        self.ground.path()
     }
 
     /// All server processes, by name.
@@ -382,8 +382,7 @@ impl Machines {
 
     /// Keeps the cluster's files for a look after a failure, and says where.
     pub fn keep_files(&mut self) {
-        self.directory.disable_cleanup(true);
-        eprintln!("kept: {}", self.directory.path().display());
+        self.ground.keep();
     }
 
     /// Directories, disks and config files.
@@ -433,7 +432,7 @@ impl Machines {
     }
 
     fn cluster_file(&self) -> PathBuf {
-        self.directory.path().join("etc/cluster.toml")
+        self.ground.path().join("etc/cluster.toml")
     }
 }
 

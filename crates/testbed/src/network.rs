@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::Outcome;
+use crate::ground::own_namespaces;
 
 /// Classic BPF: `ret 2`, by which the kernel drops the packet (TC_ACT_SHOT). Netem and the usual drop
 /// action are not in every kernel.
@@ -40,7 +41,7 @@ impl Network {
     pub fn lay(machines: u8) -> Outcome<Network> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("milpa-{}-{number}", std::process::id());
+        let name = format!("{}-{number}", own_namespaces());
         let network = Network { name, machines };
         let switch = network.switch();
         run("ip", &["netns", "add", &switch])?;

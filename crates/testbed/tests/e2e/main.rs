@@ -11,6 +11,7 @@ mod files;
 mod flush;
 mod fsck;
 mod fsck_repair;
+mod ground;
 mod hard;
 mod hostile;
 mod lies;
