@@ -219,8 +219,9 @@ async fn start_and_loop(
     let incarnation = directory.incarnation();
     let me = SelfDescription { incarnation, life: Rc::clone(&life), address, http_address };
 
-    // What the disk holds is read while the managers are asked.
-    let opening = open_disk(&config, me.incarnation);
+    // Read first, as it may take long: a node that is registered is one in service for whoever looks.
+    let opened = open_disk(&config, me.incarnation).await;
+    let opened = opened.map_err(|e| NodeError::Start(e.to_string()))??;
     let (node, registered) = introduce(&managers, &config, &me, directory.node()).await?;
     directory.set_node(node)?;
     if registered {
@@ -229,7 +230,6 @@ async fn start_and_loop(
     let (living, life_lasts) =
         (Living::new(directory, node, life), Duration::from_millis(config.life_ms));
     identity.set_node(node);
-    let opened = opening.await.map_err(|e| NodeError::Start(e.to_string()))??;
 
     let inbox = Rc::new(Inbox::default());
     let (store, memory_limit) = (opened.store.clone(), memory_limit(&config));

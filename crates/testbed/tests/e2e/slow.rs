@@ -16,6 +16,8 @@ const NOTICED_MAX: Duration = Duration::from_secs(10);
 /// RELIABILITY: after a single failure no call waits longer.
 const STALL_MAX: Duration = Duration::from_secs(10);
 const BACK_MAX: Duration = Duration::from_secs(60);
+/// What the managers wait for a sign of a node that is in service.
+const SILENCE: Duration = Duration::from_secs(2);
 const FILES: usize = 200;
 
 /// Files of one writer, and how long each took.
@@ -211,4 +213,33 @@ fn readers_of_a_slow_disk_are_served_by_another_one() {
     println!("{} files of which data3 is asked first; the slowest took {slowest:?}", there.len());
     assert!(slowest < DELAY, "{slowest:?}: nobody else was asked");
     bed.order("data3 delay-reads 0").unwrap();
+}
+
+/// An operator who restarts one node after the other goes by what the managers say of the last one.
+#[test]
+fn a_meta_node_is_in_service_when_it_has_read_its_disk() {
+    let mut bed = Testbed::start_on_faulty_disks(14, &[]).unwrap();
+    let mount = bed.mount("default").unwrap();
+    write_synced(&mount.path.join("file"), &content(1)).unwrap();
+    let (node, process) = (bed.node_id("meta2").unwrap(), bed.process("meta2").unwrap().clone());
+    bed.pause_supervisor(true).unwrap();
+    process.kill().unwrap();
+    bed.wait_until("it is silent", BACK_MAX, |bed| !is_active(bed, node)).unwrap();
+    bed.order("meta2 delay-reads 500").unwrap();
+    bed.pause_supervisor(false).unwrap();
+    bed.wait_until("it is in service", BACK_MAX, |bed| is_active(bed, node)).unwrap();
+    let started = Instant::now();
+    // As it was made, as it came to its disk, and now.
+    bed.wait_until("it serves", BACK_MAX, |bed| {
+        let log = std::fs::read_to_string(bed.data().join("logs/meta2.log")).unwrap();
+        log.matches("meta node serves").count() == 3
+    })
+    .unwrap();
+    assert!(started.elapsed() < SILENCE, "it was not there for {:?}", started.elapsed());
+}
+
+fn is_active(bed: &Testbed, node: u64) -> bool {
+    let nodes = bed.json(&["node", "list"]).unwrap_or_default();
+    let nodes = nodes.as_array().cloned().unwrap_or_default();
+    nodes.iter().any(|it| it["id"] == node && it["state"] == "Active")
 }
