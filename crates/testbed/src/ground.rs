@@ -29,8 +29,9 @@ impl Ground {
         let mut command = Command::new("sh");
         command.args(["-c", include_str!("clear-ground.sh"), "clear-ground"]);
         command.arg(directory.path()).arg(format!("{}-", own_namespaces()));
-        // In a group of its own: Ctrl-C on a terminal hits everybody in ours.
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        // In a group of its own: Ctrl-C on a terminal hits everybody in ours. What it cannot clear it
+        // says on our standard error.
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         let clearer = command.spawn().map_err(|e| format!("cannot run sh: {e}"))?;
         Ok(Ground { clearer, directory })
     }
