@@ -38,18 +38,32 @@ fn table(tasks: &[Task], now_unix_ms: u64) -> Table {
             TaskKind::Drain => ("drain".to_owned(), |n| format!("{n} replicas")),
         };
         let percent = task.done.saturating_mul(100) / task.total.max(1);
+        let (progress, left, deadline) = if is_emptied(task) {
+            ("empty".to_owned(), "-".to_owned(), "-".to_owned())
+        } else {
+            (
+                format!("{percent} % ({} of {})", shown(task.done), shown(task.total)),
+                task.left_ms.map_or("?".to_owned(), duration),
+                deadline(task.deadline_unix_ms, now_unix_ms),
+            )
+        };
         table.row(vec![
             if task.id == 0 { "-".to_owned() } else { task.id.to_string() },
             work,
             format!("node {}", task.owner),
-            format!("{percent} % ({} of {})", shown(task.done), shown(task.total)),
+            progress,
             duration(now_unix_ms.saturating_sub(task.begun_unix_ms)),
-            task.left_ms.map_or("?".to_owned(), duration),
-            deadline(task.deadline_unix_ms, now_unix_ms),
+            left,
+            deadline,
             task.reason.clone(),
         ]);
     }
     table
+}
+
+/// A drain stays until its node is removed, or taken back into service: also that of a node that held nothing.
+fn is_emptied(task: &Task) -> bool {
+    task.kind == TaskKind::Drain && task.done == task.total
 }
 
 fn now_unix_ms() -> u64 {
@@ -103,5 +117,26 @@ mod tests {
             assert!(shown.contains(part), "{part}: {shown}");
         }
         assert_eq!(deadline(1_000, 61_000), "1 min 0 s ago");
+    }
+
+    #[test]
+    fn a_drain_says_when_its_node_is_empty_though_it_held_nothing_before() {
+        let drain = |done, total| Task {
+            id: 0,
+            kind: TaskKind::Drain,
+            partition: None,
+            owner: NodeId(105),
+            reason: "node 105 is drained".to_owned(),
+            begun_unix_ms: 1_000,
+            deadline_unix_ms: 3_601_000,
+            done,
+            total,
+            left_ms: None,
+        };
+        let shown = |task| table(&[task], 61_000).render();
+        assert!(shown(drain(2, 3)).contains("66 % (2 replicas of 3 replicas)"));
+        for is_empty in [shown(drain(3, 3)), shown(drain(0, 0))] {
+            assert!(is_empty.contains("  empty  ") && !is_empty.contains('%'), "{is_empty}");
+        }
     }
 }
