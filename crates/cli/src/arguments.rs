@@ -216,7 +216,8 @@ pub struct Mount {
     /// Serve /metrics of this mount here
     #[arg(long, value_name = "IP:PORT")]
     pub http_listen: Option<SocketAddr>,
-    /// Write logs to this file
+    /// Write logs to this file [default: logs/mount-VOLUME.log of a cluster of `milpa up`; of others
+    /// /var/log/milpa/mount-DIR.log, or ~/.local/state/milpa/mount-DIR.log for ordinary users]
     #[arg(long, value_name = "FILE")]
     pub log_file: Option<PathBuf>,
 }

@@ -66,8 +66,9 @@ pub fn default_data_directory() -> PathBuf {
     }
 }
 
+/// Is this process root's?
 #[allow(unsafe_code)]
-fn is_root() -> bool {
+pub fn is_root() -> bool {
     // SAFETY: geteuid reads a number of this process and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }

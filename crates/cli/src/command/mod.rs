@@ -5,6 +5,7 @@ pub mod fsck;
 pub mod info;
 pub mod init;
 pub mod mount;
+mod mount_log;
 pub mod node;
 pub mod partition;
 pub mod serve;

@@ -16,7 +16,7 @@ use milpa_host::{descriptors, telemetry};
 use milpa_wire::manager::{ManagerAnswer, ManagerRequest};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{ask, info, unexpected};
+use super::{ask, info, mount_log, unexpected};
 use crate::arguments::{Mount, Umount};
 use crate::cluster::Cluster;
 use crate::cluster::process::{Running, open_log};
@@ -54,12 +54,32 @@ pub fn mount(arguments: &Mount, cluster: Option<&Path>) -> Outcome {
     if let Some(path) = cluster {
         words.extend(["--cluster".into(), path.display().to_string()]);
     }
-    spawn(&words, arguments.log_file.as_deref())
+    let log = match &arguments.log_file {
+        Some(path) => open_log(path).map(Stdio::from).map_err(|e| {
+            Failure::user(format!("cannot write the log {}", path.display())).because(&e)
+        })?,
+        None => default_log(arguments, cluster),
+    };
+    spawn(&words, log)
+}
+
+/// A mount does not fail for the log that nobody asked for.
+fn default_log(arguments: &Mount, cluster: Option<&Path>) -> Stdio {
+    let is_from_file = arguments.managers.is_empty();
+    let cluster = is_from_file.then(|| Cluster::find(cluster).ok()).flatten();
+    match mount_log::open(&arguments.volume, &arguments.directory, cluster.as_ref()) {
+        Ok(log) => log.into(),
+        Err(error) => {
+            eprintln!(
+                "warning: this mount will not log: {error}\n  fix: name a file with --log-file"
+            );
+            Stdio::null()
+        }
+    }
 }
 
 /// Mounts a volume of an embedded cluster in the background.
 pub fn mount_in_background(cluster: &Cluster, volume: &str, directory: &Path) -> Outcome {
-    let log = cluster.directory().join(format!("logs/mount-{volume}.log"));
     let words = [
         "--cluster".to_owned(),
         cluster.path.display().to_string(),
@@ -67,19 +87,18 @@ pub fn mount_in_background(cluster: &Cluster, volume: &str, directory: &Path) ->
         volume.to_owned(),
         directory.display().to_string(),
     ];
-    spawn(&words, Some(&log))
+    let log = mount_log::open(volume, directory, Some(cluster)).map_err(|e| {
+        Failure::user(format!("cannot write the log of the mount of {volume}")).because(&e)
+    })?;
+    spawn(&words, log.into())
 }
 
 /// Starts the process behind a mount and waits for its word.
-fn spawn(words: &[String], log: Option<&Path>) -> Outcome {
+fn spawn(words: &[String], log: Stdio) -> Outcome {
     let failed = |e: std::io::Error| Failure::user("cannot start the mount process").because(&e);
     let mut command = Command::new(std::env::current_exe().map_err(failed)?);
     command.args(words).arg("--foreground").stdin(Stdio::null()).stdout(Stdio::piped());
-    match log {
-        Some(path) => command.stderr(open_log(path).map_err(failed)?),
-        None => command.stderr(Stdio::null()),
-    };
-    command.process_group(0);
+    command.stderr(log).process_group(0);
     let mut child = command.spawn().map_err(failed)?;
     let mut report = String::new();
     if let Some(stdout) = child.stdout.take() {

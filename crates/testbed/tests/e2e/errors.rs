@@ -53,10 +53,30 @@ fn wrong_names_keys_and_mount_points() {
     let key = bed.scratch().join("wrong.key");
     std::fs::write(&key, "ab".repeat(32)).unwrap();
     let manager = bed.process("manager1").unwrap().listen.clone();
+    let log = shown(&bed.scratch().join("refused.log"));
     let words = ["mount", "default", &free, "--managers", &manager, "--key-file", &shown(&key)];
+    let words = [&words[..], &["--log-file", &log]].concat();
     check(&bed, &words, &["wrong access key"]);
     std::fs::write(&key, "short").unwrap();
     check(&bed, &words, &["64 hexadecimal digits"]);
+}
+
+#[test]
+fn who_gets_eio_finds_in_a_log_who_did_not_answer() {
+    let bed = Testbed::start().unwrap();
+    let directory = bed.scratch().join("mounted");
+    std::fs::create_dir(&directory).unwrap();
+    bed.milpa(&["mount", "default", &shown(&directory), "-o", "io_deadline=2"]).unwrap();
+    let meta = || bed.processes().iter().filter(|process| process.role == "meta");
+    let signal_all = |signal| meta().for_each(|server| assert!(server.signal(signal).is_ok()));
+    signal_all(libc::SIGSTOP);
+    let failed = std::fs::write(directory.join("file"), "x").unwrap_err();
+    signal_all(libc::SIGCONT);
+    assert_eq!(failed.raw_os_error(), Some(libc::EIO), "{failed}");
+    let log = std::fs::read_to_string(bed.data().join("logs/mount-default.log")).unwrap();
+    let given_up = log.lines().find(|line| line.contains("gave up")).unwrap_or_default();
+    assert!(meta().any(|server| given_up.contains(&server.listen)), "{log}");
+    bed.milpa(&["umount", &shown(&directory)]).unwrap();
 }
 
 #[test]
