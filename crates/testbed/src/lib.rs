@@ -28,7 +28,7 @@ pub use bed::{Mounted, Testbed, program};
 pub use faulty::FaultyDisks;
 pub use machines::{Layout, Machines, Role};
 pub use network::Cut;
-pub use process::{ServerProcess, kill, memory_bytes, metric};
+pub use process::{ServerProcess, kill, memory_bytes, metric, signal_pid};
 
 /// What goes wrong in a test bed is told to a person at once.
 pub type Outcome<T = ()> = Result<T, String>;

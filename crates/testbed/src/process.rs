@@ -77,7 +77,7 @@ pub fn memory_bytes(pid: i32) -> Option<u64> {
 ///
 /// When the process is gone.
 #[allow(unsafe_code)]
-pub(crate) fn signal_pid(pid: i32, signal: i32) -> Outcome {
+pub fn signal_pid(pid: i32, signal: i32) -> Outcome {
     // SAFETY: kill takes two numbers; the caller made sure whose pid it is.
     match unsafe { libc::kill(pid, signal) } {
         0 => Ok(()),

@@ -14,12 +14,39 @@ use crate::InterruptWatch;
 /// After the first interrupt the kernel tells us of no further one: we look ourselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// How long the end of a process that a signal killed waits for the bytes that it has written.
+const LAST_FLUSH: Duration = Duration::from_secs(1);
+
+/// `PF_EXITING` of the kernel's `sched.h`, in the flags of proc(5)'s `stat`.
+const EXITING: u64 = 4;
+
 /// Completes when the thread that waits for a request is being killed.
 pub(super) async fn killed(watch: InterruptWatch, thread: u32) {
     watch.await;
     while !is_being_killed(thread) {
         tokio::time::sleep(LOOK_AGAIN).await;
     }
+}
+
+/// Completes, after a while, when this thread is at its end because a signal killed it. The flush that the kernel
+/// sends for what it leaves open is interrupted by nothing any more, not by another SIGKILL either: the process
+/// would be there, and could not be got rid of, until the servers answer.
+pub(super) async fn died_of_a_signal(thread: u32) {
+    tokio::time::sleep(LAST_FLUSH).await;
+    let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    if !ends_by_a_signal(&stat).unwrap_or(false) {
+        std::future::pending().await
+    }
+}
+
+/// Fields 9, `flags`, and 52, `exit_code` as in wait(2), of a thread's `stat` (proc(5)); the name in parentheses
+/// may hold anything.
+fn ends_by_a_signal(stat: &str) -> Option<bool> {
+    let (_, from_state) = stat.rsplit_once(')')?;
+    let fields: Vec<&str> = from_state.split_ascii_whitespace().collect();
+    let flags: u64 = fields.get(9 - 3)?.parse().ok()?;
+    let exit_code: u32 = fields.get(52 - 3)?.parse().ok()?;
+    Some(flags & EXITING != 0 && exit_code & 0x7f != 0)
 }
 
 fn is_being_killed(thread: u32) -> bool {
@@ -61,6 +88,21 @@ mod tests {
         assert!(has_pending_kill(&status("0000000000000100", "0000000000000000")));
         assert!(has_pending_kill(&status("0000000000000000", "0000000000000100")));
         assert!(!has_pending_kill("nonsense"));
+    }
+
+    #[test]
+    fn only_an_end_by_a_signal_counts() {
+        let stat = |flags: u32, exit_code: u32| {
+            let between = "0 ".repeat(42);
+            format!("7 (a ) b) D 1 7 7 0 -1 {flags} {between}{exit_code}\n")
+        };
+        let killed = libc::SIGTERM as u32;
+        assert_eq!(ends_by_a_signal(&stat(0x0040_0004, killed)), Some(true));
+        assert_eq!(ends_by_a_signal(&stat(0x0040_0004, 1 << 8)), Some(false), "exit(1)");
+        assert_eq!(ends_by_a_signal(&stat(0x0040_0000, killed)), Some(false));
+        assert_eq!(ends_by_a_signal("7 (nonsense) D"), None);
+        let own = std::fs::read_to_string("/proc/self/stat").unwrap();
+        assert_eq!(ends_by_a_signal(&own), Some(false));
     }
 
     #[test]

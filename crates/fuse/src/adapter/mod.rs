@@ -44,6 +44,7 @@ use answer::{Answer, serve};
 use convert::{attr, entry, name, statfs};
 use create::create_or_open;
 use directory::{Directories, Wanted};
+use interrupt::died_of_a_signal;
 use stale::Stale;
 
 /// Virtual extended attribute: where the bytes of a file lie, as JSON. `milpa info` reads it.
@@ -332,8 +333,15 @@ impl Filesystem for Adapter {
     }
 
     fn flush(&self, request: &Request, flush: &Flush, reply: ReplyEmpty) {
-        let (client, handle) = (self.client.clone(), HandleId(flush.fh));
-        let work = async move { client.flush(handle).await };
+        let (client, handle, thread) = (self.client.clone(), HandleId(flush.fh), request.pid);
+        let work = async move {
+            tokio::select! {
+                biased;
+                done = client.flush(handle) => done,
+                // Nobody is there to hear of it; what is buffered is sent after the release.
+                () = died_of_a_signal(thread) => Ok(()),
+            }
+        };
         self.answer(request, reply, work, |reply, ()| reply.ok());
     }
 

@@ -5,14 +5,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use milpa_testbed::load::{pattern, write_synced};
-use milpa_testbed::{ServerProcess, Testbed, program};
+use milpa_testbed::{ServerProcess, Testbed, program, signal_pid};
 
 /// Of the soft mount, which shows that servers are away for longer than its calls may take.
 const DEADLINE: Duration = Duration::from_secs(2);
 /// Its calls that fail while those of the hard one wait.
 const FAILURES: usize = 3;
 /// Until a process that was killed is gone.
-const DEATH_MAX: Duration = Duration::from_secs(2);
+const DEATH_MAX: Duration = Duration::from_secs(5);
 /// Until `milpa umount --force` has ended.
 const UMOUNT_MAX: Duration = Duration::from_secs(5);
 const BACK_MAX: Duration = Duration::from_secs(30);
@@ -54,7 +54,7 @@ fn check_that_hard_waits(roles: &[&str]) {
     }
     // Of their own: the kernel lets one process create in a directory at a time, and nobody who waits for
     // that lock can be killed, whatever the file system.
-    for directory in ["one", "other"] {
+    for directory in ["one", "other", "third"] {
         std::fs::create_dir(hard.path.join(directory)).unwrap();
     }
     let stopped = bed.processes().iter().filter(|process| roles.contains(&&*process.role));
@@ -63,6 +63,7 @@ fn check_that_hard_waits(roles: &[&str]) {
 
     let mut waiting = copy(&source, &hard.path.join("one/waits"));
     let mut killed = copy(&source, &hard.path.join("other/killed"));
+    let mut terminated = copy(&source, &hard.path.join("third/terminated"));
     let began = Instant::now();
     for number in 0..FAILURES {
         let (output, said) = end(copy(&source, &soft.path.join(format!("soft{number}"))));
@@ -70,7 +71,7 @@ fn check_that_hard_waits(roles: &[&str]) {
         assert!(is_eio, "{:?} after {:?}: {said}", output.status, began.elapsed());
     }
     assert!(began.elapsed() > DEADLINE, "a call of the soft mount has waited for its time");
-    for child in [&mut waiting, &mut killed] {
+    for child in [&mut waiting, &mut killed, &mut terminated] {
         let ended = child.try_wait().unwrap();
         assert!(ended.is_none(), "{ended:?} after {:?}", began.elapsed());
     }
@@ -78,6 +79,12 @@ fn check_that_hard_waits(roles: &[&str]) {
     killed.kill().unwrap();
     bed.wait_until("a process that was killed is gone", DEATH_MAX, |_| {
         killed.try_wait().unwrap().is_some()
+    })
+    .unwrap();
+    // Story: its fsync ended, and the flush of what it left open waited, which nothing interrupts.
+    signal_pid(terminated.id() as i32, libc::SIGTERM).unwrap();
+    bed.wait_until("a process that was terminated is gone", DEATH_MAX, |_| {
+        terminated.try_wait().unwrap().is_some()
     })
     .unwrap();
     println!("{:?} to die, after {:?} without servers", started.elapsed(), began.elapsed());
