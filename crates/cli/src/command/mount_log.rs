@@ -11,18 +11,15 @@ use crate::cluster::{Cluster, is_root};
 /// from a file: an embedded one has the logs of its mounts beside its own.
 pub fn open(volume: &str, directory: &Path, cluster: Option<&Cluster>) -> io::Result<File> {
     let path = match cluster.filter(|cluster| !cluster.file.process.is_empty()) {
-        Some(cluster) => of_embedded(cluster, volume),
-        None => logs_directory().join(name(&directory.canonicalize()?)),
+        Some(cluster) => cluster.directory().join("logs").join(name(volume)),
+        // One for each mount point, so that those of several clusters do not mix.
+        None => logs_directory().join(name(&directory.canonicalize()?.display().to_string())),
     };
     let failed = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).map_err(failed)?;
     }
     open_log(&path).map_err(failed)
-}
-
-fn of_embedded(cluster: &Cluster, volume: &str) -> PathBuf {
-    cluster.directory().join(format!("logs/mount-{volume}.log"))
 }
 
 /// With the machine's logs for root; for others where they keep state (XDG Base Directory Specification 0.8).
@@ -33,10 +30,9 @@ fn logs_directory() -> PathBuf {
     state.map_or_else(|| PathBuf::from("/var/log/milpa"), |state| state.join("milpa"))
 }
 
-/// One log for each mount point, so that those of several clusters do not mix.
-fn name(directory: &Path) -> String {
-    let shown = directory.display().to_string();
-    format!("mount-{}.log", shown.trim_start_matches('/').replace('/', "-"))
+/// A file's name for a volume, which nobody has checked yet, or for a path.
+fn name(of: &str) -> String {
+    format!("mount-{}.log", of.trim_start_matches('/').replace('/', "-"))
 }
 
 #[cfg(test)]
@@ -44,7 +40,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_log_is_named_after_its_mount_point() {
-        assert_eq!(name(Path::new("/mnt/photos")), "mount-mnt-photos.log");
+    fn a_log_has_one_name_whatever_is_mounted() {
+        assert_eq!(name("/mnt/photos"), "mount-mnt-photos.log");
+        assert_eq!(name("../photos"), "mount-..-photos.log");
     }
 }

@@ -14,8 +14,9 @@ use crate::InterruptWatch;
 /// After the first interrupt the kernel tells us of no further one: we look ourselves.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How long the end of a process that a signal killed waits for the bytes that it has written.
-const LAST_FLUSH: Duration = Duration::from_secs(1);
+/// Most flushes are done within this time, and cost no look at the process. One that died waits so long for each
+/// file that it left open.
+const QUICK_FLUSH: Duration = Duration::from_millis(10);
 
 /// `PF_EXITING` of the kernel's `sched.h`, in the flags of proc(5)'s `stat`.
 const EXITING: u64 = 4;
@@ -28,11 +29,11 @@ pub(super) async fn killed(watch: InterruptWatch, thread: u32) {
     }
 }
 
-/// Completes, after a while, when this thread is at its end because a signal killed it. The flush that the kernel
-/// sends for what it leaves open is interrupted by nothing any more, not by another SIGKILL either: the process
-/// would be there, and could not be got rid of, until the servers answer.
+/// Completes when this thread is at its end because a signal killed it. The flush that the kernel sends for what
+/// it leaves open is interrupted by nothing any more, not by another SIGKILL either: the process would be there,
+/// and could not be got rid of, until the servers answer. Who may not be looked at waits.
 pub(super) async fn died_of_a_signal(thread: u32) {
-    tokio::time::sleep(LAST_FLUSH).await;
+    tokio::time::sleep(QUICK_FLUSH).await;
     let stat = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
     if !ends_by_a_signal(&stat).unwrap_or(false) {
         std::future::pending().await

@@ -12,7 +12,7 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Its calls that fail while those of the hard one wait.
 const FAILURES: usize = 3;
 /// Until a process that was killed is gone.
-const DEATH_MAX: Duration = Duration::from_secs(5);
+const DEATH_MAX: Duration = Duration::from_secs(2);
 /// Until `milpa umount --force` has ended.
 const UMOUNT_MAX: Duration = Duration::from_secs(5);
 const BACK_MAX: Duration = Duration::from_secs(30);
