@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::Outcome;
 use crate::faulty::FaultyDisks;
 use crate::ground::Ground;
-use crate::process::{ServerProcess, signal_pid};
+use crate::process::{ServerProcess, kill, signal_pid};
 
 /// A running embedded cluster. Dropping it leaves nothing behind.
 #[derive(Debug)]
@@ -386,7 +386,11 @@ impl Testbed {
 
     fn stop_everything(&mut self) {
         for path in self.mounts.drain(..).rev() {
-            let _ = Command::new(&self.program).args(["umount", "--force"]).arg(&path).output();
+            // One that is hard would wait for servers that never come back, long after the mount is gone.
+            let mounted = Mounted { path };
+            let _ = mounted.pid().and_then(kill);
+            let _ =
+                Command::new(&self.program).args(["umount", "--force"]).arg(&mounted.path).output();
         }
         let _ = Command::new(&self.program)
             .args(["down", "--force", "--data"])
