@@ -22,8 +22,9 @@ use super::metrics::Metrics;
 
 /// A member may need this long to fetch what it lacks; it goes on after that, and is asked again.
 const SEAL_WAIT: Duration = Duration::from_secs(60);
-/// Pause after a run that left something undone: doubled with each failure, at most 4 of it.
-const PAUSE_MS: u64 = 500;
+/// Pause after a run that left something undone: doubled with each failure, at most 16 of it. A replica that was
+/// made a moment ago is there before the second.
+const PAUSE_MS: u64 = 125;
 /// All members are compared again after this time: a member that lost power for a moment may be
 /// shorter than it was, without anybody having noticed its absence.
 const COMPARE_MS: u64 = 600_000;
@@ -153,7 +154,7 @@ impl Disk {
         }
         alignment.broken.extend(outcome.left);
         alignment.failures = if done { 0 } else { alignment.failures.saturating_add(1) };
-        alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(2) };
+        alignment.next_ms = now + if done { 0 } else { PAUSE_MS << alignment.failures.min(4) };
         if done && all {
             if partition.configuration.members.len() > 1 {
                 partition.state.lacks_overwritten = false;

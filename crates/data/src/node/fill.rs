@@ -4,6 +4,7 @@
 //! laid over the chunk if it is still at hand (`recent`), or else that is fetched again. So an overwrite that found
 //! its bytes missing here is in what lands, and one that comes later finds them.
 
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use crate::store::{Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, Store
 use super::disk::Disk;
 use super::fetch::{Chunk, Doubt};
 use super::freed;
+use super::pace::Copied;
 use super::partition::{Partition, answer_done};
 use super::shared::Shared;
 use super::usage::Usage;
@@ -24,10 +26,8 @@ use super::usage::Usage;
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
 const FILL_BYTES_MAX: u64 = 256 << 10;
-/// The memory of what was copied is given back so far behind the end of the copy: the device has written
-/// it by then. A new page of memory costs the kernel, and the host of a virtual machine, more than one that
-/// was in use just now.
-const RELEASE_BEHIND: u64 = 8 << 20;
+/// An extent that is longer is not kept in memory until it is whole.
+const KEPT_WHOLE: u64 = 1 << 20;
 /// How often a block is read before it counts as unreadable.
 const READS_MAX: u32 = 4;
 
@@ -89,20 +89,25 @@ impl Filling {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;
             }
-            if held >= RELEASE_BEHIND && releases.is_none() {
-                releases = Some(!self.has_freed(extent, source).await?);
+            if held >= KEPT_WHOLE && releases.is_none() {
+                let is_released = !self.has_freed(extent, source).await?;
+                releases = Some(is_released);
+                if is_released {
+                    self.note_copy(extent, 0..held);
+                }
             }
             let lost = chunk.lost > 0;
+            let old = self.shared.old_copies(self.disk);
             let append = move |store: &ExtentStore, chunk: &Chunk| {
-                let end = append_chunk(store, extent, held, chunk)?;
-                if releases == Some(true) {
-                    release_behind(store, extent, held, end);
-                }
-                Ok(end)
+                old.iter().for_each(Copied::release);
+                append_chunk(store, extent, held, chunk)
             };
             if let Some(now_held) = self.land(extent, held, chunk, append).await? {
                 if lost {
                     self.look_for(extent, held / BLOCK_BYTES).await;
+                }
+                if releases == Some(true) {
+                    self.note_copy(extent, held..now_held);
                 }
                 held = now_held;
             }
@@ -110,6 +115,10 @@ impl Filling {
             self.shared.throttle_repair(self.disk, got).await;
         }
         Ok(())
+    }
+
+    fn note_copy(&self, extent: ExtentId, range: Range<u64>) {
+        self.shared.note_copy(self.disk, Copied::new(&self.store, extent, range));
     }
 
     /// A block came as damaged. Who looks for it tells whether it is lost.
@@ -399,14 +408,6 @@ fn append_chunk(
         end = store.append_lost(extent, end, chunk.lost)?;
     }
     Ok(end)
-}
-
-/// Gives back the memory of what was copied long ago, after a copy that went on from `held` to `end`.
-fn release_behind(store: &ExtentStore, extent: ExtentId, held: u64, end: u64) {
-    let stretch = end / RELEASE_BEHIND;
-    if stretch > held / RELEASE_BEHIND {
-        store.advise(extent, Advice::Release, 0, (stretch - 1) * RELEASE_BEHIND);
-    }
 }
 
 impl Disk {

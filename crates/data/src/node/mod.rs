@@ -38,6 +38,7 @@ mod metrics;
 mod offering;
 mod open;
 mod overwrites;
+mod pace;
 mod partition;
 mod partitions;
 mod peers;
@@ -57,7 +58,6 @@ mod usage;
 mod workers;
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -227,8 +227,7 @@ async fn start_and_serve(
         probes: Semaphore::new(probing::PROBES_MAX),
         queued: Cell::new(0),
         is_leaving: Cell::new(false),
-        repair_due_us: RefCell::new(BTreeMap::new()),
-        repair_turns: RefCell::default(),
+        paces: pace::Paces::default(),
     });
     start_disks(&shared, opened)?;
     running.replace(Some((Rc::clone(&shared), me.directory.incarnation())));

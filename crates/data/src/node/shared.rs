@@ -3,25 +3,24 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use milpa_host::address_book::AddressBook;
-use milpa_host::clock::now_us;
 use milpa_host::managers::Managers;
 use milpa_host::rpc::{CallError, Pool};
 use milpa_types::{DataError, DiskId, ExtentId, NodeId, PartitionId, Role};
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
+use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::DataNodeConfig;
 
 use super::disk::{Disk, DiskEvent};
 use super::ledger::Ledger;
 use super::metrics::Gauges;
+use super::pace::Paces;
 use super::peers::Peers;
 
 /// One disk, as the rest of the node sees it.
@@ -46,10 +45,6 @@ pub(crate) struct DiskReport {
     /// What the metrics say of all disks together.
     pub gauges: Gauges,
 }
-
-/// Chunks of extents that are fetched at once to fill replicas on one disk: enough to keep a disk busy, and no
-/// more than clients' requests can pass between.
-const REPAIR_TURNS: usize = 2;
 
 /// Shared by the tasks of a node.
 pub(crate) struct Shared {
@@ -79,10 +74,8 @@ pub(crate) struct Shared {
     pub queued: Cell<usize>,
     /// The node is about to stop: it sends no heartbeats, and leads as little as it can.
     pub is_leaving: Cell<bool>,
-    /// When the next piece of a repair may be fetched, in microseconds, by disk.
-    pub repair_due_us: RefCell<BTreeMap<usize, u64>>,
-    /// Turns to fetch a piece of an extent to fill a replica, by disk.
-    pub repair_turns: RefCell<BTreeMap<usize, Arc<Semaphore>>>,
+    /// How fast repair goes on each disk.
+    pub paces: Paces,
 }
 
 impl Shared {
@@ -162,30 +155,5 @@ impl Shared {
         };
         self.ask_disk(disk, start).await?;
         receiver.await.ok()
-    }
-
-    /// Waits until few enough pieces are on their way to a disk. One that hangs stops no other.
-    pub async fn repair_turn(&self, disk: usize) -> Option<OwnedSemaphorePermit> {
-        let turns = {
-            let mut by_disk = self.repair_turns.borrow_mut();
-            let turns =
-                by_disk.entry(disk).or_insert_with(|| Arc::new(Semaphore::new(REPAIR_TURNS)));
-            Arc::clone(turns)
-        };
-        // Never closed.
-        turns.acquire_owned().await.ok()
-    }
-
-    /// Waits until a disk may take `bytes` more from other replicas.
-    pub async fn throttle_repair(&self, disk: usize, bytes: u64) {
-        let now = now_us();
-        let cost = bytes.saturating_mul(1_000_000) / self.config.repair_bytes_per_second.max(1);
-        let due = {
-            let mut by_disk = self.repair_due_us.borrow_mut();
-            let next = by_disk.entry(disk).or_insert(now);
-            *next = (*next).max(now).saturating_add(cost);
-            *next
-        };
-        tokio::time::sleep(Duration::from_micros(due.saturating_sub(now))).await;
     }
 }
