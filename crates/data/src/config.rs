@@ -134,9 +134,8 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// Where clients notice it and go on: five nodes on two cores and one disk that copies 706 to 733 MB/s repair 62,000
-/// files of 4 KiB a second with it, 0.37 of the disk's own rate, at 1.9 times the quiet p99; with 72 MiB 55,000, 0.34 and
-/// 1.7 times; with 40 MiB 31,000 and 1.4 times (`milpa-bench recovery`).
+/// A third of what a fast disk copies by itself, where clients notice it and go on: docs/guarantees.md, P7, has what was
+/// measured with this and with other values (`milpa-bench recovery --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
     80 << 20
 }
