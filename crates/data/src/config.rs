@@ -134,8 +134,8 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// A third of what a fast disk copies by itself, where clients notice it and go on: docs/guarantees.md, P7, has what was
-/// measured with this and with other values (`milpa-bench recovery --repair-mib`).
+/// A third of what a fast disk copies by itself. Clients' p99 is doubled by it, or a little more, where all nodes share
+/// two cores: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
     80 << 20
 }
