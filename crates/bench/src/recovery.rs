@@ -48,6 +48,7 @@ pub fn run(files: u64, repair_mib: Option<u64>) -> Outcome {
     let copied = copy_rate(bed.scratch())?;
     println!("the disk copies {:.0} MB/s by itself", copied / 1e6);
 
+    settle(bed.scratch())?;
     let quiet =
         runtime.block_on(measure(&client, directory, 0, |began| began.elapsed() < QUIET))?;
     let quiet = Latencies::of(&quiet, |_| true);
@@ -92,6 +93,16 @@ pub fn run(files: u64, repair_mib: Option<u64>) -> Outcome {
         busy.percentile(99) / quiet.percentile(99).max(1e-9),
     );
     runtime.block_on(client.shutdown()).map_err(|e| e.to_string())
+}
+
+/// Waits until the disk has what was written, or the quiet cluster would not be quiet: half a minute long the kernel
+/// would go on writing what filled it.
+fn settle(directory: &Path) -> Outcome {
+    match std::process::Command::new("sync").arg("--file-system").arg(directory).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("sync: {status}")),
+        Err(error) => Err(format!("sync: {error}")),
+    }
 }
 
 /// Sets a number in a config file.

@@ -397,22 +397,31 @@ impl Wal {
     }
 
     /// Does a little of what the next segment change will need, when the writer has nothing else
-    /// to do. Returns true if there is more of it. On a full disk it gives back what it took, and
-    /// comes back to it later: nothing needs it yet.
+    /// to do and it is due. Returns true if more of it is due. On a full disk it gives back what it
+    /// took, and comes back to it later: nothing needs it yet.
     ///
     /// # Errors
     ///
     /// As [`Wal::append`].
     pub fn prepare_step(&mut self) -> Result<bool, WalError> {
-        let from = self.prepare_from.max(self.current.bytes / 4);
-        if self.is_fenced || !self.spares.is_empty() || self.current.position < from {
+        if self.is_fenced || !self.spares.is_empty() || !self.is_step_due() {
             return Ok(false);
         }
         let prepared = self.prepare(self.options.segment_bytes)?;
         if prepared == Prepared::NoRoom {
             self.prepare_from = self.current.position + self.current.bytes / 64;
         }
-        Ok(prepared == Prepared::Partly)
+        Ok(prepared == Prepared::Partly && self.is_step_due())
+    }
+
+    /// The steps are spread over the second and third quarter of the current segment: in the first one an old segment may
+    /// still be freed, which is used again, and the last one is for a writer that was busy. Replicas fill their logs at the
+    /// same time, so steps at a stretch would keep the disks of all of them busy at once.
+    fn is_step_due(&self) -> bool {
+        let quarter = self.current.bytes / 4;
+        let done = self.prepared_bytes.unwrap_or(0) / PREPARE_STEP_BYTES;
+        let apart = 2 * quarter / self.options.segment_bytes.div_ceil(PREPARE_STEP_BYTES);
+        self.current.position >= self.prepare_from.max(quarter + done * apart)
     }
 
     fn drop_prepared(&mut self) -> Result<(), WalError> {

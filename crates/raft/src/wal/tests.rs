@@ -372,6 +372,27 @@ fn preparing_a_segment_keeps_the_switch_cheap() {
     assert_eq!(disk.counts().0 - syncs, 2, "the new header, then the batch");
 }
 
+/// Measured: 64 MiB were zeroed at a stretch, by three replicas within seconds of each other, and for a third of a second
+/// each time the slowest hundredth of the clients' calls took three times as long.
+#[test]
+fn the_next_segment_is_prepared_as_the_current_one_fills() {
+    let disk = MemoryStorage::default();
+    let options = WalOptions { first_segment_bytes: 16 << 20, ..large() };
+    let (mut wal, _) = Wal::open(disk.clone(), options).unwrap();
+    wal.append(&[batch(&[created(1)])]).unwrap();
+    let prepared = |mut disk: MemoryStorage| {
+        disk.read(TEMPORARY_NAME, 0, &mut vec![0; 16 << 20]).unwrap_or(0) >> 20
+    };
+    let mut steps = Vec::new();
+    for i in 2..14 {
+        wal.append(&[batch(&[entry(1, 1, i, (1 << 20) - 8192)])]).unwrap();
+        while wal.prepare_step().unwrap() {}
+        steps.push(prepared(disk.clone()));
+    }
+    assert_eq!(steps, [0, 0, 0, 0, 2, 4, 6, 8, 10, 12, 14, 0]);
+    assert!(disk.list().unwrap().iter().any(|name| spare_id(name).is_some()));
+}
+
 /// Story: while somebody else had filled the disk, the segment that nobody needed yet could not be
 /// prepared, and the log was fenced for it.
 #[test]
