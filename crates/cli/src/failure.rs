@@ -61,6 +61,11 @@ impl Failure {
         self
     }
 
+    /// What went wrong, in a line.
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.blame as u8)

@@ -442,9 +442,13 @@ impl Options {
             "noexec" => self.no_exec = true,
             "noatime" => self.no_atime = true,
             "hard" => self.io_deadline = None,
-            "io_deadline" | "io-deadline" => {
-                self.io_deadline = Some(Duration::from_secs(number()?.max(1)));
-            }
+            "io_deadline" | "io-deadline" => match number()? {
+                0 => {
+                    return Err(Failure::user(format!("mount option {word:?}: 1 s at least"))
+                        .fix("`hard` waits for ever"));
+                }
+                seconds => self.io_deadline = Some(Duration::from_secs(seconds)),
+            },
             "buffer" => self.buffer_bytes = number()?.saturating_mul(1 << 20),
             "threads" => self.workers = (number()? as usize).clamp(1, 64),
             // What mount(8) passes on and means nothing to us.
@@ -518,6 +522,7 @@ mod tests {
         assert!(options.read_only);
         assert_eq!(options.io_deadline, Some(Duration::from_secs(5)));
         assert_eq!(options.buffer_bytes, 8 << 20);
+        assert!(parse(&["io_deadline=0"]).unwrap_err().to_string().contains("hard"));
         assert_eq!(parse(&["hard"]).unwrap().io_deadline, None);
         let failure = parse(&["writeback"]).unwrap_err().to_string();
         assert!(failure.contains("\"writeback\""), "{failure}");

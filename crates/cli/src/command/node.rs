@@ -39,7 +39,12 @@ pub fn run_disk(cluster: &Cluster, command: &DiskCommand, json: bool) -> Outcome
 }
 
 fn drain_text(undo: bool) -> &'static str {
-    if undo { "back in service" } else { "it is being emptied; watch it with: milpa task list" }
+    match undo {
+        true => {
+            "back in service; what has left it stays where it is now, and new data may come to it"
+        }
+        false => "it is being emptied; watch it with: milpa task list",
+    }
 }
 
 fn list(cluster: &Cluster, json: bool) -> Outcome {

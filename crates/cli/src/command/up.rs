@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use milpa_host::managers::Managers;
-use milpa_types::{NodeState, Role, VolumeOptions};
+use milpa_types::{Node, Role, VolumeOptions};
 use milpa_wire::manager::{ClusterStatus, ManagerAnswer, ManagerRequest};
 use serde::Serialize;
 
@@ -27,6 +27,10 @@ pub const DEFAULT_VOLUME: &str = "default";
 const READY_WAIT: Duration = Duration::from_secs(60);
 /// How long a port may stay in use by a process that is just ending.
 const PORT_WAIT: Duration = Duration::from_secs(1);
+/// How long a node on this machine may take to accept a connection.
+const CONNECT_WAIT: Duration = Duration::from_millis(200);
+/// After so long a person wants to know what is waited for.
+const QUIET_WAIT: Duration = Duration::from_secs(5);
 /// How often readiness is looked for.
 const READY_POLL: Duration = Duration::from_millis(20);
 
@@ -64,7 +68,7 @@ pub fn run(arguments: &Up, cluster: Option<&Path>, json: bool) -> Outcome {
     keep_supervised(&cluster, &mut supervisor)?;
     let status = block_on(async {
         let managers = cluster.managers()?;
-        let status = wait_until_ready(&managers, &cluster, &mut supervisor).await?;
+        let status = wait_until_ready(&managers, &cluster, &mut supervisor, json).await?;
         ensure_volume(&managers).await?;
         Ok(status)
     })?;
@@ -161,29 +165,51 @@ async fn wait_until_ready(
     managers: &Managers,
     cluster: &Cluster,
     supervisor: &mut Option<Child>,
+    json: bool,
 ) -> Outcome<ClusterStatus> {
     let started = Instant::now();
-    let nodes = cluster.file.process.iter().filter(|p| p.role != Role::Manager).count();
     let mut last = None;
+    let mut was_told = json;
     while started.elapsed() < READY_WAIT {
         keep_supervised(cluster, supervisor)?;
         let wait = Duration::from_millis(500);
         match ask_managers(managers, &ManagerRequest::Status, wait).await {
             Ok(ManagerAnswer::Status(status)) => {
-                let active = status.nodes.iter().filter(|n| n.state == NodeState::Active).count();
-                if active == nodes {
+                let missing = missing(cluster, &status).await;
+                if missing.is_empty() {
                     return Ok(*status);
                 }
-                last = Some(Failure::cluster(format!("{active} of {nodes} nodes are there")));
+                last = Some(Failure::cluster(format!("not in service: {}", missing.join(", "))));
             }
             Ok(other) => return Err(unexpected(&other)),
             Err(failure) => last = Some(failure),
+        }
+        let is_long = started.elapsed() >= QUIET_WAIT;
+        if let (true, false, Some(failure)) = (is_long, was_told, &last) {
+            say(json, &format!("still waiting: {}", failure.what()));
+            was_told = true;
         }
         tokio::time::sleep(READY_POLL).await;
     }
     let logs = cluster.directory().join("logs");
     let failure = last.unwrap_or_else(|| Failure::cluster("the cluster did not start"));
     Err(failure.fix(format!("read the logs in {}", logs.display())))
+}
+
+/// The nodes of an embedded cluster that do not serve, by the names of their directories and logs. Managers that were
+/// started a moment ago believe for a while that all nodes are there.
+async fn missing(cluster: &Cluster, status: &ClusterStatus) -> Vec<String> {
+    let mut missing = Vec::new();
+    for process in cluster.file.process.iter().filter(|process| process.role != Role::Manager) {
+        let is_it = |node: &Node| node.address == process.listen && node.role == process.role;
+        let is_heard = status.nodes.iter().any(|node| is_it(node) && node.state.is_heard());
+        let connects = tokio::net::TcpStream::connect(process.listen);
+        let listens = matches!(tokio::time::timeout(CONNECT_WAIT, connects).await, Ok(Ok(_)));
+        if !is_heard || !listens {
+            missing.push(process.name.clone());
+        }
+    }
+    missing
 }
 
 async fn ensure_volume(managers: &Managers) -> Outcome {
