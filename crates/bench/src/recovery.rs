@@ -19,8 +19,8 @@ const FILES_PER_DIRECTORY: u64 = 10_000;
 const IN_FLIGHT: usize = 128;
 /// Callers whose latency is measured, one file after the other each.
 const CALLERS: usize = 4;
-/// How long the quiet cluster is measured. What makes its slowest hundredth comes in bursts some seconds apart: in
-/// one of seven times ten seconds there were none, and its p99 was 3.5 ms instead of 6.3 to 7.9 ms.
+/// How long the quiet cluster is measured. What makes its slowest hundredth comes in bursts some seconds apart: of seven
+/// times ten seconds one had none.
 const QUIET: Duration = Duration::from_secs(30);
 /// What is copied on the plain disk for comparison, and how often.
 const COPY_BYTES: usize = 256 << 20;

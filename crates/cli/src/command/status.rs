@@ -16,15 +16,21 @@ use crate::failure::Outcome;
 use crate::size::show_bytes;
 
 /// How long a manager that runs may take to say so.
-const ALIVE_WAIT: Duration = Duration::from_secs(1);
+const ANSWER_WAIT: Duration = Duration::from_secs(1);
 
 /// What the leader tells, and what only shows from outside.
 #[derive(Serialize)]
 struct Seen {
     #[serde(flatten)]
     status: ClusterStatus,
-    /// Managers that do not answer.
-    silent_managers: Vec<NodeId>,
+    absent_managers: Vec<Absent>,
+}
+
+/// A manager that the others have to do without.
+#[derive(Debug, Serialize)]
+struct Absent {
+    node: NodeId,
+    why: &'static str,
 }
 
 /// Prints it.
@@ -53,48 +59,55 @@ async fn look(cluster: &Cluster) -> Outcome<Seen> {
     let managers = cluster.managers()?;
     let answer = ask_managers(&managers, &ManagerRequest::Status, MANAGERS_WAIT).await?;
     let ManagerAnswer::Status(status) = answer else { return Err(unexpected(&answer)) };
-    let asked = status.managers.iter().map(|(node, address)| {
+    // The leader does not watch the others: as long as most of them run, it leads.
+    let others = status.managers.iter().filter(|(node, _)| *node != status.leader);
+    let asked = others.map(|(node, address)| {
         let (node, address, managers) = (*node, *address, managers.clone());
-        tokio::spawn(async move { (!is_alive(&managers, address).await).then_some(node) })
+        tokio::spawn(
+            async move { why_absent(&managers, address).await.map(|why| Absent { node, why }) },
+        )
     });
-    let mut silent_managers = Vec::new();
+    let mut absent_managers = Vec::new();
     for task in asked.collect::<Vec<_>>() {
-        silent_managers.extend(task.await.ok().flatten());
+        absent_managers.extend(task.await.ok().flatten());
     }
-    Ok(Seen { status: *status, silent_managers })
+    Ok(Seen { status: *status, absent_managers })
 }
 
-/// The leader does not watch the other managers: as long as most of them run, it leads. So each is asked.
-async fn is_alive(managers: &Managers, address: SocketAddr) -> bool {
+async fn why_absent(managers: &Managers, address: SocketAddr) -> Option<&'static str> {
     let request = ManagerRequest::IsFounded;
     let called: Result<(ManagerReply, _), CallError> =
-        managers.pool().call(address, Role::Manager, &request, Bytes::new(), ALIVE_WAIT).await;
-    matches!(called, Ok(_) | Err(CallError::Refused { .. }))
+        managers.pool().call(address, Role::Manager, &request, Bytes::new(), ANSWER_WAIT).await;
+    match called {
+        Ok((Ok(ManagerAnswer::Founded(true)), _)) => None,
+        Ok((Ok(ManagerAnswer::CatchesUp), _)) => Some("catches up"),
+        Ok((Ok(_), _)) => Some("does not know the cluster yet"),
+        Ok((Err(_), _)) => Some("is not ready"),
+        Err(CallError::Refused { .. }) => Some("refuses us"),
+        Err(_) => Some("does not answer"),
+    }
 }
 
 fn managers_line(seen: &Seen) -> String {
     let list = seen.status.managers.iter().map(|(node, address)| {
-        let mark = if *node == seen.status.leader {
-            " (leads)"
-        } else if seen.silent_managers.contains(node) {
-            " (does not answer)"
-        } else {
-            ""
-        };
-        format!("{address}{mark}")
+        let absent = seen.absent_managers.iter().find(|absent| absent.node == *node);
+        match absent {
+            Some(absent) => format!("{address} ({})", absent.why),
+            None if *node == seen.status.leader => format!("{address} (leads)"),
+            None => address.to_string(),
+        }
     });
     list.collect::<Vec<_>>().join(", ")
 }
 
 fn manager_warning(seen: &Seen) -> Option<String> {
-    let silent = seen.status.managers.iter().filter(|(id, _)| seen.silent_managers.contains(id));
-    let silent: Vec<String> = silent.map(|(_, address)| address.to_string()).collect();
-    let rest = match (seen.status.managers.len() / 2).saturating_sub(silent.len()) {
-        0 => "if one more fails, nothing is changed or repaired".to_owned(),
-        spare => format!("{spare} more may fail"),
+    let (absent, all) = (seen.absent_managers.len(), seen.status.managers.len());
+    let rest = match (all / 2).checked_sub(absent) {
+        None => "too few of them, as seen from here".to_owned(),
+        Some(0) => "if one more fails, nothing can be changed or repaired".to_owned(),
+        Some(spare) => format!("{spare} more may fail"),
     };
-    let list = silent.join(", ");
-    (!silent.is_empty()).then(|| format!("no answer from manager {list}: {rest}"))
+    (absent > 0).then(|| format!("managers in service: {} of {all}; {rest}", all - absent))
 }
 
 fn print_nodes(status: &ClusterStatus) {
@@ -113,7 +126,7 @@ fn print_nodes(status: &ClusterStatus) {
 mod tests {
     use super::*;
 
-    fn seen(managers: u32, silent_managers: &[u32]) -> Seen {
+    fn seen(managers: u32, absent: &[u32]) -> Seen {
         let address = |id: u32| SocketAddr::from(([10, 0, 0, id as u8], 7400));
         let status = ClusterStatus {
             managers: (1..=managers).map(|id| (NodeId(id), address(id))).collect(),
@@ -123,20 +136,22 @@ mod tests {
             volumes: Vec::new(),
             warnings: Vec::new(),
         };
-        Seen { status, silent_managers: silent_managers.iter().copied().map(NodeId).collect() }
+        let absent = absent.iter().map(|id| Absent { node: NodeId(*id), why: "catches up" });
+        Seen { status, absent_managers: absent.collect() }
     }
 
     #[test]
-    fn a_manager_that_does_not_answer_is_named() {
+    fn a_manager_that_does_not_take_part_is_named() {
         let all = seen(3, &[]);
         assert_eq!(managers_line(&all), "10.0.0.1:7400, 10.0.0.2:7400 (leads), 10.0.0.3:7400");
         assert_eq!(manager_warning(&all), None);
-        let two = seen(3, &[3]);
-        assert!(managers_line(&two).ends_with("10.0.0.3:7400 (does not answer)"));
-        let rest = "if one more fails, nothing is changed or repaired";
-        let of_three = format!("no answer from manager 10.0.0.3:7400: {rest}");
-        assert_eq!(manager_warning(&two), Some(of_three));
-        let of_five = "no answer from manager 10.0.0.1:7400: 1 more may fail".to_owned();
-        assert_eq!(manager_warning(&seen(5, &[1])), Some(of_five));
+        assert!(managers_line(&seen(3, &[3])).ends_with("10.0.0.3:7400 (catches up)"));
+        let warned = |managers, absent: &[u32]| manager_warning(&seen(managers, absent)).unwrap();
+        let last =
+            "managers in service: 2 of 3; if one more fails, nothing can be changed or repaired";
+        assert_eq!(warned(3, &[3]), last);
+        assert_eq!(warned(5, &[1]), "managers in service: 4 of 5; 1 more may fail");
+        let too_few = "managers in service: 1 of 3; too few of them, as seen from here";
+        assert_eq!(warned(3, &[1, 3]), too_few);
     }
 }

@@ -23,7 +23,7 @@ use crate::failure::{Failure, Outcome};
 /// The volume that `up` creates.
 pub const DEFAULT_VOLUME: &str = "default";
 
-/// How long the processes may take until all are registered.
+/// How long the processes may take until all serve.
 const READY_WAIT: Duration = Duration::from_secs(60);
 /// How long a port may stay in use by a process that is just ending.
 const PORT_WAIT: Duration = Duration::from_secs(1);
@@ -160,7 +160,7 @@ fn check_port(address: SocketAddr, name: &str, cluster: &Cluster) -> Outcome {
     })
 }
 
-/// Waits until the managers answer and every node of the cluster is heard of.
+/// Waits until the managers answer, and every node of the cluster is heard of and listens.
 async fn wait_until_ready(
     managers: &Managers,
     cluster: &Cluster,
@@ -169,7 +169,7 @@ async fn wait_until_ready(
 ) -> Outcome<ClusterStatus> {
     let started = Instant::now();
     let mut last = None;
-    let mut was_told = json;
+    let mut is_told = json;
     while started.elapsed() < READY_WAIT {
         keep_supervised(cluster, supervisor)?;
         let wait = Duration::from_millis(500);
@@ -185,9 +185,9 @@ async fn wait_until_ready(
             Err(failure) => last = Some(failure),
         }
         let is_long = started.elapsed() >= QUIET_WAIT;
-        if let (true, false, Some(failure)) = (is_long, was_told, &last) {
+        if let (true, false, Some(failure)) = (is_long, is_told, &last) {
             say(json, &format!("still waiting: {}", failure.what()));
-            was_told = true;
+            is_told = true;
         }
         tokio::time::sleep(READY_POLL).await;
     }
@@ -201,15 +201,23 @@ async fn wait_until_ready(
 async fn missing(cluster: &Cluster, status: &ClusterStatus) -> Vec<String> {
     let mut missing = Vec::new();
     for process in cluster.file.process.iter().filter(|process| process.role != Role::Manager) {
-        let is_it = |node: &Node| node.address == process.listen && node.role == process.role;
+        // It may be known by another address than it listens on.
+        let is_it = |node: &Node| {
+            let addresses = [node.address, node.http_address];
+            node.role == process.role
+                && (addresses.contains(&process.listen) || addresses.contains(&process.http_listen))
+        };
         let is_heard = status.nodes.iter().any(|node| is_it(node) && node.state.is_heard());
-        let connects = tokio::net::TcpStream::connect(process.listen);
-        let listens = matches!(tokio::time::timeout(CONNECT_WAIT, connects).await, Ok(Ok(_)));
-        if !is_heard || !listens {
+        if !is_heard || !accepts(process.listen).await {
             missing.push(process.name.clone());
         }
     }
     missing
+}
+
+async fn accepts(address: SocketAddr) -> bool {
+    let connects = tokio::net::TcpStream::connect(address);
+    matches!(tokio::time::timeout(CONNECT_WAIT, connects).await, Ok(Ok(_)))
 }
 
 async fn ensure_volume(managers: &Managers) -> Outcome {

@@ -70,9 +70,11 @@ pub struct Wal {
     /// Files for the next segments and their sizes, ascending.
     spares: Vec<(String, u64)>,
     next_spare: u64,
-    /// How much of the temporary file is zeroed.
+    /// How much of the temporary file is zeroed. What an old segment that was freed made needless is gone on with for
+    /// the next one.
     prepared_bytes: Option<u64>,
-    /// The disk was full: the next segment is not prepared before the current one is written so far.
+    /// The next segment is not prepared before the current one is written so far: the disk was full, or the log was opened
+    /// there.
     prepare_from: u64,
     /// Groups whose damage a freed segment could hide.
     damaged: BTreeSet<PartitionId>,
@@ -174,6 +176,7 @@ impl Wal {
             position: tail.position,
             bytes: tail.header.segment_bytes,
         };
+        self.prepare_from = tail.position;
         let name = segment_name(self.current.seq);
         if let Some((offset, bytes)) = &tail.last_batch {
             self.storage.write_at(&name, *offset, bytes)?;
@@ -419,9 +422,11 @@ impl Wal {
     /// same time, so steps at a stretch would keep the disks of all of them busy at once.
     fn is_step_due(&self) -> bool {
         let quarter = self.current.bytes / 4;
+        let from = self.prepare_from.max(quarter);
+        let steps = self.options.segment_bytes.div_ceil(PREPARE_STEP_BYTES);
+        let apart = (3 * quarter).saturating_sub(from) / steps;
         let done = self.prepared_bytes.unwrap_or(0) / PREPARE_STEP_BYTES;
-        let apart = 2 * quarter / self.options.segment_bytes.div_ceil(PREPARE_STEP_BYTES);
-        self.current.position >= self.prepare_from.max(quarter + done * apart)
+        self.current.position >= from + done * apart
     }
 
     fn drop_prepared(&mut self) -> Result<(), WalError> {
