@@ -70,8 +70,7 @@ pub struct Wal {
     /// Files for the next segments and their sizes, ascending.
     spares: Vec<(String, u64)>,
     next_spare: u64,
-    /// How much of the temporary file is zeroed. What an old segment that was freed made needless is gone on with for
-    /// the next one.
+    /// How much of the temporary file is zeroed. It stays as it is while freed segments serve instead.
     prepared_bytes: Option<u64>,
     /// The next segment is not prepared before the current one is written so far: the disk was full, or the log was opened
     /// there.
