@@ -111,8 +111,8 @@ impl Wal {
         }
         let (groups, damaged) = scan.replay.finish();
         wal.damaged = damaged.iter().map(|damage| damage.group).collect();
-        let recovered =
-            Recovered { groups, damaged, has_torn_tail: scan.has_torn_tail, batches: scan.batches };
+        let has_torn_tail = scan.tail.is_some_and(|tail| tail.is_torn);
+        let recovered = Recovered { groups, damaged, has_torn_tail, batches: scan.batches };
         Ok((wal, recovered))
     }
 
@@ -168,6 +168,9 @@ impl Wal {
     /// flush; or, after a failed flush, be there and never reach the disk, if the system did not let go
     /// of it when asked. Only the last batch can be in that state, so it is written again and flushed
     /// before anything is built on it.
+    ///
+    /// What was not read because a crash had torn it must not be read later: the next batch goes to the
+    /// same place, and if that one is torn too, its tail may be what the one before lacked.
     fn continue_at(&mut self, tail: &scan::Tail) -> Result<(), WalError> {
         self.current = Current {
             seq: tail.header.seq,
@@ -179,6 +182,9 @@ impl Wal {
         let name = segment_name(self.current.seq);
         if let Some((offset, bytes)) = &tail.last_batch {
             self.storage.write_at(&name, *offset, bytes)?;
+        }
+        if tail.is_torn {
+            self.storage.write_at(&name, tail.position, &[0; BLOCK_BYTES as usize])?;
         }
         self.storage.sync(&name)?;
         self.storage.sync_dir()?;

@@ -36,8 +36,6 @@ pub(crate) struct Scan {
     pub(crate) chain: u64,
     /// What the last batch held.
     pub(crate) trace: Vec<TraceLine>,
-    /// A batch at the end that a crash had cut short was discarded.
-    pub(crate) has_torn_tail: bool,
     pub(crate) batches: u64,
 }
 
@@ -49,6 +47,8 @@ pub(crate) struct Tail {
     pub(crate) position: u64,
     /// The last batch in this segment, as it stands in the file.
     pub(crate) last_batch: Option<(u64, Vec<u8>)>,
+    /// There is one that a crash had cut short. It was not taken.
+    pub(crate) is_torn: bool,
 }
 
 /// One segment in memory.
@@ -240,7 +240,7 @@ impl Scanner {
         self.scan.chain = header.chain;
         let mut position = SEGMENT_HEADER_BYTES;
         let mut last_batch = None;
-        loop {
+        let is_torn = loop {
             let expected = self.scan.next_number;
             let here = segment.batch_header(position).filter(|h| h.number == expected);
             let batch = here.map(|header| segment.batch(header));
@@ -253,13 +253,16 @@ impl Scanner {
             let from = position + if batch.is_some() { BLOCK_BYTES } else { 0 };
             let later = segment.find_batch(from, expected + u64::from(batch.is_some()));
             let Some(later) = later else {
-                self.end(segment, batch, is_last);
-                break;
+                // The end of the log, if this is the newest segment: a bad batch was never acknowledged, and is
+                // dropped whole. If not, the next one's header tells.
+                let is_torn = batch.is_some();
+                self.unresolved = batch.filter(|_| !is_last).map(|bad| (header.seq, bad));
+                break is_torn;
             };
             self.hole(segment, batch, &later);
             position = later.offset;
-        }
-        self.scan.tail = Some(Tail { header: header.clone(), position, last_batch });
+        };
+        self.scan.tail = Some(Tail { header: header.clone(), position, last_batch, is_torn });
     }
 
     /// The header proves that all batches below its first were durable. Are they all there?
@@ -339,17 +342,6 @@ impl Scanner {
         }
         self.scan.next_number = number;
         self.chain = None;
-    }
-
-    /// Nothing readable follows in this segment. In the newest one that is the end of the log: a
-    /// bad batch was never acknowledged, and is dropped whole.
-    fn end(&mut self, segment: &Segment, bad: Option<Batch>, is_last: bool) {
-        let Some(bad) = bad else { return };
-        if is_last {
-            self.scan.has_torn_tail = true;
-        } else {
-            self.unresolved = Some((segment.header.seq, bad));
-        }
     }
 }
 
