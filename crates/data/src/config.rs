@@ -137,7 +137,7 @@ fn scrub_period_s_default() -> u64 {
 /// A third of what a fast disk copies by itself. Clients' p99 is doubled by it, or a little more, where all nodes share
 /// two cores: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
-    80 << 20
+    96 << 20
 }
 fn log_bytes_max_default() -> u64 {
     64 << 20

@@ -25,7 +25,7 @@ use super::usage::Usage;
 
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
-const FILL_BYTES_MAX: u64 = 256 << 10;
+const FILL_BYTES_MAX: u64 = 512 << 10;
 /// An extent that is longer is not kept in memory until it is whole.
 const KEPT_WHOLE: u64 = 1 << 20;
 /// How often a block is read before it counts as unreadable.
