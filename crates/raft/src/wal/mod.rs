@@ -88,11 +88,11 @@
 //!
 //! One flush is in flight at a time, so a batch was durable if a later one exists, or a later
 //! segment whose header names a higher first batch. A bad batch with nothing after it is the *torn
-//! tail* of a crash: it was never acknowledged, is dropped, and its head is erased. A bad batch with something after it
-//! is *corruption*: nothing is truncated, and [`Recovered::damaged`] says which groups lost which
-//! entries, and whose vote is unknown. The trace in the following batch pins the damage to the
-//! groups that were in the lost one; if that is unreadable too, every group is suspect that was not
-//! founded later.
+//! tail* of a crash: it was never acknowledged, is dropped, and its head is erased. A bad batch with
+//! something after it is *corruption*: nothing is truncated, and [`Recovered::damaged`] says which
+//! groups lost which entries, and whose vote is unknown. The trace in the following batch pins the
+//! damage to the groups that were in the lost one; if that is unreadable too, every group is suspect
+//! that was not founded later.
 //!
 //! Records left by a reused file's former life never verify, because the salt differs. Since the
 //! salt is secret, user data cannot be made to look like a batch either.

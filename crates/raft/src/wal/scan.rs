@@ -47,7 +47,7 @@ pub(crate) struct Tail {
     pub(crate) position: u64,
     /// The last batch in this segment, as it stands in the file.
     pub(crate) last_batch: Option<(u64, Vec<u8>)>,
-    /// There is one that a crash had cut short. It was not taken.
+    /// At `position` stands a batch that a crash had cut short. It was not taken.
     pub(crate) is_torn: bool,
 }
 
