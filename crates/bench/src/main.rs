@@ -62,7 +62,7 @@ enum Command {
         #[arg(long, default_value_t = 50_000)]
         files: u64,
         /// What repair may copy to each disk in a second, in MiB; else the default of data nodes
-        #[arg(long)]
+        #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
         repair_mib: Option<u64>,
     },
     /// Servers killed under load: the longest call that a client sees, role by role
