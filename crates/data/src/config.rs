@@ -134,10 +134,11 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// A third of what a fast disk copies by itself. Clients' p99 is doubled by it, or a little more, where all nodes share
-/// two cores: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery --repair-mib`).
+/// About a third of what a fast disk copies by itself. Clients' p99 is doubled by it, or a little more, where all nodes
+/// share two cores: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery
+/// --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
-    96 << 20
+    80 << 20
 }
 fn log_bytes_max_default() -> u64 {
     64 << 20

@@ -60,6 +60,11 @@ impl NodeLoad {
     pub fn data_held(&self) -> impl Iterator<Item = PartitionId> {
         self.data.keys().chain(&self.data_damaged).copied()
     }
+
+    /// What decisions may be waiting for.
+    fn decisive(&self) -> impl Iterator<Item = impl PartialEq> {
+        self.data.values().map(DataPartitionReport::decisive)
+    }
 }
 
 /// The last heartbeats of all nodes.
@@ -98,8 +103,8 @@ impl Loads {
         self.nodes.remove(&node);
     }
 
-    /// A heartbeat of a node that the state knows.
-    pub fn hear(&mut self, heartbeat: Heartbeat, now_ms: u64) {
+    /// A heartbeat of a node that the state knows. Whether it tells of something that a decision may be waiting for.
+    pub fn hear(&mut self, heartbeat: Heartbeat, now_ms: u64) -> bool {
         let before = self.nodes.get(&heartbeat.node).and_then(|load| load.reporting_since_ms);
         let (damaged, meta): (Vec<_>, Vec<_>) =
             heartbeat.meta.into_iter().partition(|report| report.is_damaged);
@@ -116,7 +121,10 @@ impl Loads {
             data_damaged: heartbeat.data_damaged.into_iter().collect(),
             slow_peers: heartbeat.slow_peers,
         };
+        let known = self.nodes.get(&heartbeat.node);
+        let is_news = !known.is_some_and(|known| known.decisive().eq(load.decisive()));
         self.nodes.insert(heartbeat.node, load);
+        is_news
     }
 
     /// Finds out who is to be avoided, from what was heard within `period_ms`. Before each pass.
@@ -275,6 +283,19 @@ impl Loads {
 mod tests {
     use super::*;
 
+    fn heartbeat(node: NodeId) -> Heartbeat {
+        Heartbeat {
+            node,
+            incarnation: 1,
+            disks: Vec::new(),
+            memory_bytes: 0,
+            meta: Vec::new(),
+            data: Vec::new(),
+            data_damaged: Vec::new(),
+            slow_peers: Vec::new(),
+        }
+    }
+
     #[test]
     fn nobody_is_unheard_before_the_leader_listened() {
         let mut loads = Loads::new(5_000);
@@ -289,22 +310,52 @@ mod tests {
     /// lost for two seconds, and the managers took every replica of the node for lost.
     #[test]
     fn what_a_node_said_as_it_started_does_not_count_for_more_with_time() {
-        let heartbeat = |node| Heartbeat {
-            node,
-            incarnation: 1,
-            disks: Vec::new(),
-            memory_bytes: 0,
-            meta: Vec::new(),
-            data: Vec::new(),
-            data_damaged: Vec::new(),
-            slow_peers: Vec::new(),
-        };
         let mut loads = Loads::new(0);
         loads.hear(heartbeat(NodeId(101)), 1_000);
         loads.postpone(3_000, 5_000);
         assert_eq!(loads.report(NodeId(101)).unwrap().reporting_ms(), 0);
         loads.hear(heartbeat(NodeId(101)), 5_200);
         assert_eq!(loads.report(NodeId(101)).unwrap().reporting_ms(), 4_200);
+    }
+
+    #[test]
+    fn a_heartbeat_is_news_when_a_decision_may_wait_for_it() {
+        let report = DataPartitionReport {
+            partition: PartitionId(7),
+            disk: milpa_types::DiskId(1),
+            configuration: Configuration {
+                epoch: milpa_types::Epoch(2),
+                members: vec![NodeId(101), NodeId(102)],
+                primary: NodeId(101),
+                learners: Vec::new(),
+            },
+            leader: None,
+            term: 1,
+            allocated_bytes: 0,
+            extents: 3,
+            unaligned: 3,
+            log_end: None,
+            applied: 0,
+            overwritten: 0,
+            current: Vec::new(),
+            lacks_overwritten: false,
+            is_given_rest: false,
+        };
+        let mut loads = Loads::new(0);
+        let mut is_news = |data: &[DataPartitionReport]| {
+            loads.hear(Heartbeat { data: data.to_vec(), ..heartbeat(NodeId(101)) }, 1_000)
+        };
+        assert!(is_news(&[]), "it is heard for the first time");
+        assert!(!is_news(&[]));
+        assert!(is_news(std::slice::from_ref(&report)), "a replica was made");
+        let filled = DataPartitionReport { allocated_bytes: 4096, unaligned: 2, ..report.clone() };
+        assert!(!is_news(std::slice::from_ref(&filled)));
+        let aligned = DataPartitionReport { unaligned: 0, ..report.clone() };
+        assert!(is_news(std::slice::from_ref(&aligned)));
+        let current = DataPartitionReport { current: vec![NodeId(102)], ..aligned.clone() };
+        assert!(is_news(&[current]));
+        assert!(is_news(&[aligned]));
+        assert!(is_news(&[]), "it was deleted");
     }
 
     #[test]

@@ -442,3 +442,12 @@ pub struct DataPartitionReport {
     /// It goes on alone, and is given by its learner what it never had.
     pub is_given_rest: bool,
 }
+
+impl DataPartitionReport {
+    /// The part that a decision of the managers may be waiting for: a change of it is told, and acted upon, at once.
+    #[must_use]
+    pub fn decisive(&self) -> impl PartialEq {
+        let DataPartitionReport { partition, disk, configuration, leader, current, .. } = self;
+        (partition, disk, configuration, leader, current, self.unaligned == 0, self.is_given_rest)
+    }
+}

@@ -163,6 +163,7 @@ impl Disk {
             }
             partition.state.is_given_rest = false;
             tracing::info!(partition = %id, %epoch, "all replicas are aligned");
+            self.report_soon();
         }
     }
 }

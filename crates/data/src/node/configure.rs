@@ -197,6 +197,7 @@ impl Disk {
         partition.alignment.failures = 0;
         self.perform_appends(id, appends);
         self.perform_backup(id, backups);
+        self.report_soon();
     }
 
     /// The entry of a configuration was applied: it is in force, or another one is.

@@ -21,6 +21,8 @@ use super::shared::Shared;
 const REGISTER_WAIT: Duration = Duration::from_secs(5);
 /// A heartbeat that nobody took by then is not worth waiting for.
 const HEARTBEAT_WAIT: Duration = Duration::from_secs(1);
+/// From the first news to the heartbeat that tells them: a burst of news costs one.
+const NEWS_GAP: Duration = Duration::from_millis(20);
 const NODES_WAIT: Duration = Duration::from_secs(2);
 
 /// Where the node is reached.
@@ -65,14 +67,21 @@ pub(crate) async fn register(
     }
 }
 
-/// Sends heartbeats until the node ends, and keeps the other nodes' addresses.
+/// Sends heartbeats until the node ends, by the clock and when there is news, and keeps the other nodes' addresses.
 pub(crate) async fn beat(shared: Rc<Shared>, incarnation: u128) -> Infallible {
     let mut beats = tokio::time::interval(Duration::from_millis(shared.config.heartbeat_ms));
     beats.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut known_nodes = None;
     let mut refused = None;
     loop {
-        beats.tick().await;
+        tokio::select! {
+            biased;
+            _ = beats.tick() => {}
+            () = shared.news.notified() => {
+                tokio::time::sleep(NEWS_GAP).await;
+                beats.reset();
+            }
+        }
         if shared.is_leaving.get() {
             continue;
         }

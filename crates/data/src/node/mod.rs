@@ -228,6 +228,7 @@ async fn start_and_serve(
         queued: Cell::new(0),
         is_leaving: Cell::new(false),
         paces: pace::Paces::default(),
+        news: tokio::sync::Notify::new(),
     });
     start_disks(&shared, opened)?;
     running.replace(Some((Rc::clone(&shared), me.directory.incarnation())));

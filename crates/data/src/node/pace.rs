@@ -18,7 +18,7 @@ use super::shared::Shared;
 
 /// Chunks of extents that are fetched at once to fill replicas on one disk: enough to keep a disk busy, and no
 /// more than clients' requests can pass between.
-const TURNS: usize = 3;
+const TURNS: usize = 2;
 /// A repair that was held up makes up for so much of the time: a busy machine wakes a sleeper late, each time.
 const CATCH_UP_US: u64 = 50_000;
 /// Bytes of the newest copies to a disk that stay in memory: the device has written what is older, and

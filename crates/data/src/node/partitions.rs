@@ -232,6 +232,7 @@ impl Disk {
         }
         partition.alignment = Alignment::default();
         self.partitions.insert(id, partition);
+        self.report_soon();
         tracing::info!(partition = %id, founder, "partition created");
         Ok(())
     }

@@ -11,9 +11,8 @@ use milpa_host::managers::Managers;
 use milpa_host::rpc::{CallError, Pool};
 use milpa_types::{DataError, DiskId, ExtentId, NodeId, PartitionId, Role};
 use milpa_wire::data::{DataAnswer, DataPartitionReport, DataReply, DataRequest};
-use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, Semaphore, oneshot};
 
 use crate::DataNodeConfig;
 
@@ -76,6 +75,8 @@ pub(crate) struct Shared {
     pub is_leaving: Cell<bool>,
     /// How fast repair goes on each disk.
     pub paces: Paces,
+    /// The next heartbeat has something to say that the managers may be waiting for.
+    pub news: Notify,
 }
 
 impl Shared {

@@ -159,6 +159,11 @@ impl Disk {
         }
     }
 
+    /// Something that the managers may be waiting for has changed: the next tick reports it.
+    pub fn report_soon(&mut self) {
+        self.usage.reported_ms = 0;
+    }
+
     pub fn publish_report(&mut self) {
         let in_service = self.partitions.values().filter(|p| p.broken.is_none());
         let partitions: Vec<_> = in_service.map(|partition| self.report(partition)).collect();
@@ -174,6 +179,10 @@ impl Disk {
         let disk = Some(self.describe());
         let mut disks = self.shared.disks.borrow_mut();
         if let Some(handle) = disks.get_mut(self.index) {
+            let (decisive, known) = (DataPartitionReport::decisive, &handle.report.partitions);
+            if !partitions.iter().map(decisive).eq(known.iter().map(decisive)) {
+                self.shared.news.notify_one();
+            }
             handle.report = DiskReport { partitions, damaged, disk, gauges };
         }
         let failed = Gauges { fenced: self.shared.failed.len(), ..Gauges::default() };

@@ -13,6 +13,7 @@ mod freeing;
 mod gaps;
 mod last_copy;
 mod lost;
+mod news;
 mod nodes;
 mod speed;
 mod stand_ins;

@@ -154,7 +154,13 @@ impl Cluster {
         self.start_node_with(node, DataNodeConfig { scrub_period_s: 0, ..slow }).await;
     }
 
-    /// One that is both of these.
+    /// A node whose clock brings a heartbeat each second.
+    pub async fn start_rarely_heard_node(&mut self, node: u32) {
+        let config = DataNodeConfig { heartbeat_ms: 1_000, ..self.config(node) };
+        self.start_node_with(node, config).await;
+    }
+
+    /// A node that fills slowly and keeps a long log.
     pub async fn start_slow_filling_node_with_long_log(&mut self, node: u32, bytes_a_second: u64) {
         let slow = DataNodeConfig { repair_bytes_per_second: bytes_a_second, ..self.config(node) };
         let slow = DataNodeConfig { scrub_period_s: 0, log_trim_ms: 600_000, ..slow };

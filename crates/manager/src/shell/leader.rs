@@ -21,6 +21,8 @@ use crate::view::Versions;
 
 /// Passes on demand are at least this far apart, so that a burst of heartbeats costs one.
 const PASS_GAP_MS: u64 = 10;
+/// And this many times as far as a pass took: news that never end do not keep a core busy.
+const PASS_GAP_SHARE: u64 = 4;
 /// A caller who waits for nodes is answered this long before it stops waiting.
 const ANSWER_MARGIN_MS: u64 = 200;
 /// Callers who may wait at once.
@@ -49,7 +51,10 @@ impl Pace {
     /// take, between two of them the leader listens.
     fn is_due(&self, policy: &Policy, is_wanted: bool, now_ms: u64) -> bool {
         let since_ms = now_ms.saturating_sub(self.ended_ms);
-        since_ms >= PASS_GAP_MS && (is_wanted || since_ms >= policy.pass_interval_ms)
+        let took_ms = self.ended_ms.saturating_sub(self.began_ms);
+        let gap_ms = PASS_GAP_MS.max(took_ms.saturating_mul(PASS_GAP_SHARE));
+        let interval_ms = policy.pass_interval_ms;
+        since_ms >= interval_ms || (is_wanted && since_ms >= gap_ms.min(interval_ms))
     }
 
     /// For how long before `now_ms` the leader was not listening; zero if it is as usual. Measured
@@ -420,10 +425,14 @@ mod tests {
 
     #[test]
     fn between_two_passes_the_leader_listens() {
-        let (policy, pace) = (Policy::default(), Pace { began_ms: 0, ended_ms: 5_000 });
-        assert!(!pace.is_due(&policy, true, 5_000 + PASS_GAP_MS - 1));
-        assert!(pace.is_due(&policy, true, 5_000 + PASS_GAP_MS));
-        assert!(!pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms - 1));
-        assert!(pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms));
+        let policy = Policy::default();
+        // How long a pass took, and when the next one may come that is wanted.
+        for (took_ms, gap_ms) in [(0, 10), (2, 10), (20, 80), (5_000, policy.pass_interval_ms)] {
+            let pace = Pace { began_ms: 5_000 - took_ms, ended_ms: 5_000 };
+            assert!(!pace.is_due(&policy, true, 5_000 + gap_ms - 1));
+            assert!(pace.is_due(&policy, true, 5_000 + gap_ms));
+            assert!(!pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms - 1));
+            assert!(pace.is_due(&policy, false, 5_000 + policy.pass_interval_ms));
+        }
     }
 }

@@ -192,9 +192,9 @@ impl Replica {
             return refused(format!("node {id} was removed from the cluster"));
         }
         let Some(leadership) = &mut self.leadership else { return Err(ManagerError::Busy) };
-        leadership.loads.hear(heartbeat, now_ms());
+        let is_news = leadership.loads.hear(heartbeat, now_ms());
         let is_back = matches!(node.state, NodeState::Silent | NodeState::Dead);
-        leadership.pass_wanted |= !leadership.waiting.is_empty() || is_back;
+        leadership.pass_wanted |= is_news || is_back || !leadership.waiting.is_empty();
         Ok(ManagerAnswer::Alive { nodes_version: self.state.nodes_version() })
     }
 
