@@ -72,7 +72,8 @@ pub struct DataNodeConfig {
     /// milliseconds.
     #[serde(default = "member_silent_ms_default")]
     pub member_silent_ms: u64,
-    /// Between two heartbeats to the managers. 50 to 1,000 milliseconds.
+    /// Between two heartbeats to the managers; what they may be waiting for is told at once. 50 to 1,000
+    /// milliseconds.
     #[serde(default = "heartbeat_ms_default")]
     pub heartbeat_ms: u64,
     /// A writer that has appended nothing for this long and published nothing is asked about at
@@ -134,8 +135,8 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// About a third of what a fast disk copies by itself. Clients' p99 is doubled by it, or a little more, where all nodes
-/// share two cores: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery
+/// Four nodes that share two cores and one disk copy 300 MB/s with it, and clients' p99 is two to three times as long
+/// meanwhile: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery
 /// --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
     80 << 20

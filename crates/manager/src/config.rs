@@ -89,7 +89,7 @@ pub struct Policy {
     /// Whether primaries and leaders move to nodes that have fewer of them, one after the other,
     /// while nothing is being repaired.
     pub balances: bool,
-    /// How often the planners run. 20 to 5,000.
+    /// How often the planners run, at the least: news of a data partition start them at once. 20 to 5,000.
     pub pass_interval_ms: u64,
     /// How long a node may take for one step. What it misses is tried again by a later pass.
     /// 100 to 60,000.

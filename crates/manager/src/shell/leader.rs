@@ -22,7 +22,7 @@ use crate::view::Versions;
 /// Passes on demand are at least this far apart, so that a burst of heartbeats costs one.
 const PASS_GAP_MS: u64 = 10;
 /// And this many times as far as a pass took: news that never end do not keep a core busy.
-const PASS_GAP_SHARE: u64 = 4;
+const PASS_GAP_FACTOR: u64 = 4;
 /// A caller who waits for nodes is answered this long before it stops waiting.
 const ANSWER_MARGIN_MS: u64 = 200;
 /// Callers who may wait at once.
@@ -52,7 +52,7 @@ impl Pace {
     fn is_due(&self, policy: &Policy, is_wanted: bool, now_ms: u64) -> bool {
         let since_ms = now_ms.saturating_sub(self.ended_ms);
         let took_ms = self.ended_ms.saturating_sub(self.began_ms);
-        let gap_ms = PASS_GAP_MS.max(took_ms.saturating_mul(PASS_GAP_SHARE));
+        let gap_ms = PASS_GAP_MS.max(took_ms.saturating_mul(PASS_GAP_FACTOR));
         let interval_ms = policy.pass_interval_ms;
         since_ms >= interval_ms || (is_wanted && since_ms >= gap_ms.min(interval_ms))
     }
