@@ -179,7 +179,8 @@ async fn all_members(
         };
         let freed = member.freed(referred).await?;
         let extents = states.into_iter().map(|state| (state.extent, state)).collect();
-        replicas.push(Replica { node: *node, extents, freed });
+        let lost = member.lost(referred).await?;
+        replicas.push(Replica { node: *node, extents, freed, lost });
     }
     Ok(replicas)
 }
@@ -252,6 +253,20 @@ impl Member<'_> {
             }
         }
         Ok(freed)
+    }
+
+    /// The blocks of these extents that this member calls lost.
+    async fn lost(&self, extents: &[ExtentId]) -> Result<BTreeSet<(ExtentId, u64)>, String> {
+        let (partition, epoch) = (self.record.id, self.record.epoch);
+        let mut lost = BTreeSet::new();
+        for some in extents.chunks(EXTENT_STATES_MAX) {
+            let request = DataRequest::LostBlocks { partition, epoch, extents: some.to_vec() };
+            let DataAnswer::LostBlocks(some) = self.servers.data(self.node, &request).await? else {
+                return Err(format!("node {} answered something else", self.node));
+            };
+            lost.extend(some);
+        }
+        Ok(lost)
     }
 }
 

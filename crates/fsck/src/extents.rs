@@ -1,8 +1,8 @@
 //! Which bytes of data nodes files refer to, and whether they are there: a window of extents at a time.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use milpa_types::{ExtentId, InodeId, NodeId, PartitionId, Segment};
+use milpa_types::{BLOCK_BYTES, ExtentId, InodeId, NodeId, PartitionId, Segment};
 use milpa_wire::data::ExtentState;
 
 /// References of one window: 24 MiB.
@@ -44,6 +44,15 @@ impl Reference {
 
     pub(crate) fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
+    }
+
+    /// What it refers to of a block of its extent.
+    fn in_block(&self, block: u64) -> Reference {
+        let start = block.saturating_mul(BLOCK_BYTES);
+        let offset = start.clamp(self.offset, self.end());
+        let end = start.saturating_add(BLOCK_BYTES).clamp(offset, self.end());
+        let file_offset = self.file_offset.saturating_add(offset - self.offset);
+        Reference { offset, length: end - offset, file_offset, ..*self }
     }
 
     /// Whether `other` is of the same file and refers to all these bytes as well.
@@ -118,12 +127,14 @@ fn after((partition, extent): Place) -> Option<Place> {
 }
 
 /// What one member holds of some extents of a data partition.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Replica {
     pub node: NodeId,
     pub extents: BTreeMap<ExtentId, ExtentState>,
     /// Freed bytes of extents that files refer to: offset and end.
     pub freed: BTreeMap<ExtentId, Vec<(u64, u64)>>,
+    /// Blocks of these extents that are damaged here, and that this member found whole nowhere else.
+    pub lost: BTreeSet<(ExtentId, u64)>,
 }
 
 impl Replica {
@@ -134,6 +145,13 @@ impl Replica {
         let mut touching =
             freed.filter(|(offset, end)| *offset < reference.end() && reference.offset < *end);
         is_long && touching.next().is_none()
+    }
+
+    /// The damaged blocks in which some of these bytes are.
+    fn lost_in(&self, reference: &Reference) -> impl Iterator<Item = (ExtentId, u64)> {
+        let extent = reference.place.1;
+        let blocks = reference.offset / BLOCK_BYTES..reference.end().div_ceil(BLOCK_BYTES);
+        self.lost.range((extent, blocks.start)..(extent, blocks.end)).copied()
     }
 
     /// How many bytes of an extent are held and not freed. What is freed comes in ranges that do not
@@ -149,9 +167,9 @@ impl Replica {
 /// What is wrong with bytes that a file refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum What {
-    /// No member has them, though they were synced.
+    /// No member has them whole, though they were synced.
     Lost,
-    /// No member has them, and they were never synced.
+    /// No member has them whole, and they were never synced.
     LostUnsynced,
     /// This member does not have them.
     Lacks(NodeId),
@@ -171,11 +189,15 @@ pub(crate) fn compare(references: &[Reference], replicas: &[Replica]) -> Vec<Pro
     let mut problems = Vec::new();
     for reference in references {
         let (have, lack): (Vec<_>, Vec<_>) = replicas.iter().partition(|it| it.has(reference));
-        if have.is_empty() {
-            let what = if reference.is_flushed { What::Lost } else { What::LostUnsynced };
-            problems.push((*reference, what));
-        } else {
+        let lost = if reference.is_flushed { What::Lost } else { What::LostUnsynced };
+        if let Some((first, others)) = have.split_first() {
             problems.extend(lack.iter().map(|lacks| (*reference, What::Lacks(lacks.node))));
+            // What is damaged here and whole there is mended without anybody's help.
+            let blocks = first.lost_in(reference);
+            let blocks = blocks.filter(|place| others.iter().all(|it| it.lost.contains(place)));
+            problems.extend(blocks.map(|(_, block)| (reference.in_block(block), lost)));
+        } else {
+            problems.push((*reference, lost));
         }
         let extent = reference.place.1;
         let owners = replicas.iter().filter_map(|it| it.extents.get(&extent)).map(|it| it.inode);
@@ -282,7 +304,8 @@ mod tests {
             overwritten: false,
         };
         let extents = [(extent, state)].into();
-        Replica { node: NodeId(node), extents, freed: [(extent, freed.to_vec())].into() }
+        let freed = [(extent, freed.to_vec())].into();
+        Replica { node: NodeId(node), extents, freed, ..Replica::default() }
     }
 
     #[track_caller]
@@ -294,7 +317,7 @@ mod tests {
     #[test]
     fn replicas_table() {
         let whole = reference((1, 3), 0, 100, 5);
-        let gone = Replica { node: NodeId(3), extents: BTreeMap::new(), freed: BTreeMap::new() };
+        let gone = Replica { node: NodeId(3), ..Replica::default() };
         check(&[replica(1, 100, &[]), replica(2, 200, &[])], whole, &[]);
         check(&[replica(1, 100, &[]), replica(2, 99, &[])], whole, &[What::Lacks(NodeId(2))]);
         check(&[replica(1, 100, &[]), gone.clone()], whole, &[What::Lacks(NodeId(3))]);
@@ -306,5 +329,32 @@ mod tests {
         check(&freed, whole, &[What::Lacks(NodeId(1))]);
         let foreign = reference((1, 3), 0, 100, 6);
         check(&[replica(1, 100, &[])], foreign, &[What::Owned(InodeId(5))]);
+    }
+
+    #[test]
+    fn what_is_damaged_on_every_replica_is_lost_block_by_block() {
+        let rotten = |node, blocks: &[u64]| {
+            let lost = blocks.iter().map(|block| (ExtentId(3), *block)).collect();
+            Replica { lost, ..replica(node, 20_000, &[]) }
+        };
+        let file = Reference { file_offset: 70_000, ..reference((1, 3), 5_000, 10_000, 5) };
+        let lost = |replicas: &[Replica], file: Reference| {
+            let found = compare(&[file], replicas);
+            let part = |(part, what): Problem| {
+                assert!(part.is_within(&file) && part.is_flushed == (what == What::Lost));
+                (part.offset, part.length, part.file_offset)
+            };
+            found.into_iter().map(part).collect::<Vec<_>>()
+        };
+        assert_eq!(lost(&[rotten(1, &[2]), rotten(2, &[])], file), [], "one has it");
+        assert_eq!(lost(&[rotten(1, &[0, 4]), rotten(2, &[0, 4])], file), [], "of another file");
+        let (one, other) = (rotten(1, &[0, 1, 2, 3]), rotten(2, &[1, 3, 4]));
+        let (head, tail) = ((5_000, 3_192, 70_000), (12_288, 2_712, 77_288));
+        assert_eq!(lost(&[one.clone(), other.clone()], file), [head, tail]);
+        let unsynced = Reference { is_flushed: false, ..file };
+        assert_eq!(lost(&[one.clone(), other], unsynced), [head, tail]);
+        let shorter = replica(2, 100, &[]);
+        let found = compare(&[file], &[shorter, rotten(1, &[2])]);
+        assert!(found.contains(&(file, What::Lacks(NodeId(2)))) && found.len() == 2, "{found:?}");
     }
 }

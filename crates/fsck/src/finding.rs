@@ -43,9 +43,9 @@ pub enum Code {
     ManyNames,
     /// A link count that is not the number of names.
     WrongLinks,
-    /// Synced bytes of a file that no replica has.
+    /// Synced bytes of a file that no replica has whole.
     LostBytes,
-    /// Bytes of a file that were never synced, and that no replica has.
+    /// Bytes of a file that were never synced, and that no replica has whole.
     UnsyncedLost,
     /// Bytes of a file that some replica does not have.
     ReplicaLacks,
@@ -233,9 +233,11 @@ fn of_wrong(id: InodeId, look: &Look, wrong: Wrong) -> Remedy {
 /// What is wrong with bytes of a file.
 pub(crate) fn of_bytes(inode: InodeId, what: What, references: &[Reference]) -> Finding {
     let (code, text) = match what {
-        What::Lost => (Code::LostBytes, "are on no replica, though they were synced".to_owned()),
+        What::Lost => {
+            (Code::LostBytes, "are whole on no replica, though they were synced".to_owned())
+        }
         What::LostUnsynced => {
-            (Code::UnsyncedLost, "are on no replica; they were never synced".to_owned())
+            (Code::UnsyncedLost, "are whole on no replica; they were never synced".to_owned())
         }
         What::Lacks(node) => (Code::ReplicaLacks, format!("are not on node {node}")),
         What::Shared(other) => (Code::SharedBytes, format!("are bytes of inode {other} too")),

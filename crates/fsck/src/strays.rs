@@ -339,8 +339,9 @@ mod tests {
             node: NodeId(node),
             extents: [(extent, state(length))].into(),
             freed: [(extent, freed.to_vec())].into(),
+            ..Replica::default()
         };
-        let none = Replica { node: NodeId(9), extents: BTreeMap::new(), freed: BTreeMap::new() };
+        let none = Replica { node: NodeId(9), ..Replica::default() };
         let held = |replicas: &[Replica]| Held::of(extent, replicas);
         assert_eq!(held(std::slice::from_ref(&none)), Held::default());
         assert_eq!(held(&[replica(4, 100, &[(0, u64::MAX)])]), Held::default());

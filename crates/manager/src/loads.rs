@@ -340,6 +340,7 @@ mod tests {
             current: Vec::new(),
             lacks_overwritten: false,
             is_given_rest: false,
+            lost_blocks: 0,
         };
         let mut loads = Loads::new(0);
         let mut is_news = |data: &[DataPartitionReport]| {

@@ -254,6 +254,7 @@ pub fn partitions_below_target(view: View<'_>) -> usize {
 #[must_use]
 pub fn warnings(view: View<'_>, problems: &[String]) -> Vec<String> {
     let mut warnings = Vec::new();
+    add_limited(&mut warnings, lost_blocks(view));
     add_limited(&mut warnings, silent_nodes(view));
     add_limited(&mut warnings, fenced_disks(view));
     add_limited(&mut warnings, slow_nodes(view));
@@ -287,6 +288,23 @@ fn add_limited(warnings: &mut Vec<String>, mut found: Vec<String>) {
     if more > 0 {
         warnings.push(format!("and {more} more of this kind"));
     }
+}
+
+/// Bytes that rotted on one disk after the other. Each replica says of its own that the others do not have them whole.
+fn lost_blocks(view: View<'_>) -> Vec<String> {
+    let mut found = Vec::new();
+    for record in view.state.data_partitions() {
+        let lost = view.loads.data_reports(record).map(|(_, report)| report.lost_blocks).max();
+        let volume = view.state.volume(record.volume);
+        if let (Some(lost @ 1..), Some(VolumeRecord { name, .. })) = (lost, volume) {
+            let id = record.id;
+            found.push(format!(
+                "data partition {id} has {lost} blocks of 4 KiB that are whole on no replica: reading them \
+                 fails with EIO (`milpa fsck {name}` says of which files they are)"
+            ));
+        }
+    }
+    found
 }
 
 fn silent_nodes(view: View<'_>) -> Vec<String> {

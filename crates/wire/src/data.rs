@@ -174,6 +174,16 @@ pub enum DataRequest {
     },
     /// To a data node that was slow for the sender: answer when a block is on each of its disks.
     Probe,
+    /// From `milpa fsck`: which blocks of these extents, at most [`EXTENT_STATES_MAX`] of them, are damaged there, and
+    /// were found whole nowhere else.
+    LostBlocks {
+        /// Which partition.
+        partition: PartitionId,
+        /// The sender's epoch.
+        epoch: Epoch,
+        /// Which.
+        extents: Vec<ExtentId>,
+    },
 }
 
 /// Who takes part in a data partition, decided by the manager, committed by the group.
@@ -341,6 +351,8 @@ pub enum DataAnswer {
     Digest(Vec<ExtentDigest>),
     /// Freed: at most [`FREED_RANGES_MAX`].
     Freed(Vec<FreedRange>),
+    /// LostBlocks: blocks of 4 KiB, by number.
+    LostBlocks(Vec<(ExtentId, u64)>),
     /// Flush: the bytes are in memory only, which is what the volume's owner asked for
     /// (`durability = memory`).
     InMemory,
@@ -441,6 +453,8 @@ pub struct DataPartitionReport {
     pub lacks_overwritten: bool,
     /// It goes on alone, and is given by its learner what it never had.
     pub is_given_rest: bool,
+    /// Blocks of 4 KiB that are damaged here, and that no other replica has whole.
+    pub lost_blocks: u64,
 }
 
 impl DataPartitionReport {

@@ -26,9 +26,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The newest protocol version this build speaks. Peers agree on the highest common one.
-pub const PROTOCOL_VERSION: u16 = 10;
+pub const PROTOCOL_VERSION: u16 = 11;
 /// The oldest protocol version this build still speaks.
-pub const PROTOCOL_VERSION_MIN: u16 = 10;
+pub const PROTOCOL_VERSION_MIN: u16 = 11;
 
 /// Bytes that are not a message of this protocol version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

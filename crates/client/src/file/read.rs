@@ -115,7 +115,8 @@ impl Inner {
         }
         let mut lost_parts = Vec::new();
         for ((place, column), fetched) in places.into_iter().zip(join_all(calls).await) {
-            let Present { bytes, lost } = fetched?;
+            let told = fetched.inspect_err(|error| tell_damaged(file, column, error));
+            let Present { bytes, lost } = told?;
             if lost > 0 {
                 let offset = column.offset + bytes.len() as u64;
                 lost_parts.push((Column { offset, ..column }, u64::from(lost)));
@@ -205,6 +206,17 @@ fn padded(bytes: Bytes, lost: u32) -> Bytes {
     let mut padded = bytes.to_vec();
     padded.resize(bytes.len() + lost as usize, 0);
     padded.into()
+}
+
+/// That no replica has a block whole ends a read with EIO: this is where one sees of which file.
+fn tell_damaged(file: &FileState, column: Column, error: &FsError) {
+    if let FsError::Data(DataError::Corrupt { block }) = error {
+        let Column { partition, extent, .. } = column;
+        tracing::error!(
+            inode = %file.inode, %partition, %extent, block,
+            "a block of this file is whole on no replica"
+        );
+    }
 }
 
 fn push_zeros(pieces: &mut Vec<Bytes>, mut length: u64) {

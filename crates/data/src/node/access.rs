@@ -24,6 +24,7 @@ pub(crate) fn is_allowed(role: Role, request: &DataRequest) -> bool {
         | R::SetRelaxed { .. } => &[Role::Manager],
         R::Report => &[Role::Manager, Role::Data, Role::Admin],
         R::Digest { .. } => &[Role::Admin, Role::Data],
+        R::LostBlocks { .. } => &[Role::Admin],
     };
     roles.contains(&role)
 }
@@ -44,6 +45,7 @@ pub(crate) fn partition_of(request: &DataRequest) -> Option<PartitionId> {
         | R::Fetch { partition, .. }
         | R::Doubtful { partition, .. }
         | R::Freed { partition, .. }
+        | R::LostBlocks { partition, .. }
         | R::Licence { partition, .. }
         | R::Returned { partition, .. }
         | R::DeletePartition { partition, .. }

@@ -72,6 +72,11 @@ impl Damage {
         self.is_found_nowhere() && !self.is_needless
     }
 
+    /// It was lost when it was last known, and nobody has mended it since: it may be looked for anew just now.
+    fn is_told_lost(&self) -> bool {
+        self.is_told && !self.is_needless
+    }
+
     /// Others may be asked now.
     fn is_looked_for_anew(&mut self) {
         (self.repairs, self.is_needless, self.rests_until_ms) = (0, false, 0);
@@ -185,6 +190,17 @@ impl LostBlocks {
         });
         self.is_changed |= is_new;
         is_new
+    }
+
+    /// The blocks of an extent of which the operator was told that they are lost, and that still are.
+    pub fn told_of(&self, extent: ExtentId) -> impl Iterator<Item = Place> {
+        let blocks = self.blocks.range((extent, 0)..=(extent, u64::MAX));
+        blocks.filter(|(_, damage)| damage.is_told_lost()).map(|(place, _)| *place)
+    }
+
+    /// How many these are of all extents.
+    pub fn told(&self) -> usize {
+        self.blocks.values().filter(|damage| damage.is_told_lost()).count()
     }
 
     /// Changes what is known of a block, if there is room to know anything of it.
@@ -403,6 +419,14 @@ mod tests {
         lost.doubt(EXTENT, 9);
         lost.add(EXTENT, 9, &[], 3_000);
         assert!(lost.add(EXTENT, 9, &[], 4_000) && !lost.tell(EXTENT, 9) && !lost.take_changed());
+        let told = |lost: &LostBlocks| (lost.told(), lost.told_of(EXTENT).collect::<Vec<_>>());
+        lost.doubt_all();
+        assert_eq!(told(&lost), (1, vec![(EXTENT, 9)]), "as long as nothing else is known");
+        lost.add_needless(EXTENT, 9, 5_000);
+        assert_eq!(told(&lost), (0, Vec::new()));
+        lost.add(EXTENT, 9, &[], 6_000);
+        assert_eq!(told(&lost), (1, vec![(EXTENT, 9)]));
+        assert_eq!(lost.told_of(ExtentId(8)).count(), 0);
         assert!(lost.all().eq([(EXTENT, 9, true)]));
         lost.remove(EXTENT, 9);
         assert!(lost.take_changed() && lost.is_empty());

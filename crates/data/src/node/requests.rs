@@ -1,6 +1,6 @@
 //! Requests of one disk's partitions, each to its handler.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -18,7 +18,7 @@ use crate::store::{ExtentStore, Freed, HeaderBlocks, StoreError};
 use super::access::partition_of;
 use super::disk::{Disk, DiskEvent, Incoming};
 use super::metrics::Metrics;
-use super::partition::answer;
+use super::partition::{Partition, answer};
 use super::replace::is_whole;
 
 /// Extents in one flush request, at most.
@@ -74,6 +74,9 @@ impl Disk {
             DataRequest::Digest { partition, lengths } => self.digest(partition, lengths, reply),
             DataRequest::Freed { partition, epoch, extents } => {
                 self.freed((partition, epoch), extents, reply);
+            }
+            DataRequest::LostBlocks { partition, epoch, extents } => {
+                answer(reply, self.lost_blocks((partition, epoch), &extents));
             }
             DataRequest::Returned { partition, epoch } => {
                 self.returned(peer.node, (partition, epoch), reply);
@@ -269,21 +272,36 @@ impl Disk {
         );
     }
 
-    fn freed(&mut self, (id, epoch): (PartitionId, Epoch), extents: Vec<ExtentId>, reply: Reply) {
-        let checked = self.partition(id).and_then(|partition| {
-            partition.check_epoch(epoch)?;
-            if extents.len() > EXTENT_STATES_MAX {
-                return Err(DataError::Invalid);
-            }
-            Ok(Arc::clone(&partition.store))
-        });
-        match checked {
+    fn freed(&mut self, place: (PartitionId, Epoch), extents: Vec<ExtentId>, reply: Reply) {
+        let id = place.0;
+        match self.asked_of(place, &extents).map(|partition| Arc::clone(&partition.store)) {
             Ok(store) => self.workers.slow(
                 move || answer(reply, Ok(DataAnswer::Freed(freed_of(&store, id, &extents)))),
                 |_, ()| {},
             ),
             Err(error) => answer(reply, Err(error)),
         }
+    }
+
+    fn lost_blocks(&mut self, place: (PartitionId, Epoch), extents: &[ExtentId]) -> DataReply {
+        let lost = &self.asked_of(place, extents)?.lost;
+        let extents: BTreeSet<ExtentId> = extents.iter().copied().collect();
+        let lost = extents.into_iter().flat_map(|extent| lost.told_of(extent));
+        Ok(DataAnswer::LostBlocks(lost.collect()))
+    }
+
+    /// The partition of which something about some extents is asked.
+    fn asked_of(
+        &mut self,
+        (id, epoch): (PartitionId, Epoch),
+        extents: &[ExtentId],
+    ) -> Result<&Partition, DataError> {
+        let partition = self.partition(id)?;
+        partition.check_epoch(epoch)?;
+        if extents.len() > EXTENT_STATES_MAX {
+            return Err(DataError::Invalid);
+        }
+        Ok(partition)
     }
 
     fn fetch(

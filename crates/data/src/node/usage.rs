@@ -207,6 +207,7 @@ impl Disk {
             overwritten: applying.overwritten(),
             lacks_overwritten: partition.state.lacks_overwritten,
             is_given_rest: partition.state.is_given_rest,
+            lost_blocks: partition.lost.told() as u64,
             extents,
             // Before the members have been compared, nothing is known of any extent.
             unaligned: if alignment.is_unknown { extents.max(1) } else { known },

@@ -296,6 +296,36 @@ fn a_lost_block_is_counted_once_by_each_node_over_epochs_and_restarts() {
     });
 }
 
+#[test]
+fn a_lost_block_is_reported_by_each_member_until_it_is_whole() {
+    run(async |cluster| {
+        let extent = rotten_everywhere(cluster).await;
+        let told = async |epoch: u64| {
+            let (epoch, extents) = (Epoch(epoch), vec![extent, extent]);
+            let request = DataRequest::LostBlocks { partition: PARTITION, epoch, extents };
+            let mut told = Vec::new();
+            for node in ALL {
+                let asked = cluster.ask(&cluster.as_admin, node, &request, Bytes::new());
+                let answer = asked.await.map(|(answer, _)| answer);
+                told.push((answer, cluster.report(node).await.map(|report| report.lost_blocks)));
+            }
+            told
+        };
+        let say = async |blocks: &[(ExtentId, u64)]| {
+            let answer = Ok(DataAnswer::LostBlocks(blocks.to_vec()));
+            let expected = [(); 3].map(|()| (answer.clone(), Some(blocks.len() as u64)));
+            nodes::until("all members say which blocks are lost", async || {
+                (told(1).await == expected).then_some(())
+            })
+            .await;
+        };
+        say(&[(extent, 12)]).await;
+        assert!(told(7).await.iter().all(|(answer, _)| answer.is_err()), "of another epoch");
+        cluster.overwrite(&ALL, 1, extent, 49_152, &pattern(4, 4096)).await;
+        say(&[]).await;
+    });
+}
+
 /// Simulation, seed 390099: power had taken an overwritten extent but for its mark, at one member. Whoever asked there was sent
 /// to the leader, which had nothing of it and could not say that it is lost.
 #[test]

@@ -215,6 +215,7 @@ impl Volume {
                 let is_asked = |it: &&FreedRange| extents.contains(&it.extent);
                 Ok(DataAnswer::Freed(self.freed.iter().filter(is_asked).copied().collect()))
             }
+            DataRequest::LostBlocks { .. } => Ok(DataAnswer::LostBlocks(Vec::new())),
             _ => Err(DataError::Invalid),
         }
     }

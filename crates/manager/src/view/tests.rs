@@ -109,6 +109,12 @@ fn the_status_warns_of_what_an_operator_should_know() {
         "{warnings:?}"
     );
     assert_eq!(partitions_below_target(world.view()), 6);
+    let rotten = world.data.get_mut(&NodeId(105)).and_then(|held| held.get_mut(&PartitionId(4)));
+    rotten.expect("it has a replica").lost_blocks = 2;
+    world.wait(400);
+    let warnings = super::warnings(world.view(), &[]);
+    let first = "data partition 4 has 2 blocks of 4 KiB that are whole on no replica";
+    assert!(warnings.first().is_some_and(|warning| warning.starts_with(first)), "{warnings:?}");
     world.log.apply(CommandV1::DrainNode { node: NodeId(105), drains: true, begun_unix_ms: 1 });
     let drain_is_late = |world: &World| {
         let warnings = super::warnings(world.view(), &[]);

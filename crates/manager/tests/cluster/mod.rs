@@ -376,6 +376,7 @@ impl FakeNode {
                     overwritten: 0,
                     lacks_overwritten: false,
                     is_given_rest: false,
+                    lost_blocks: 0,
                     current: Vec::new(),
                 };
                 self.data.borrow_mut().entry(create.partition).or_insert(report);

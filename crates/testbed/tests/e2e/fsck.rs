@@ -1,8 +1,9 @@
 //! `milpa fsck`: clean is what is sound, also in use; what is damaged is found.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,12 +139,30 @@ pub(crate) fn first_segment(bed: &Testbed, path: &Path) -> (u64, u64, Vec<u64>) 
     (segment["partition"].as_u64().unwrap(), segment["extent"].as_u64().unwrap(), nodes.collect())
 }
 
-/// Deletes the files of an extent below `directory`; how many there were.
-fn delete_extent(directory: &Path, partition: u64, extent: u64) -> usize {
+/// The files of an extent below `directory`.
+fn extent_files(directory: &Path, partition: u64, extent: u64) -> Vec<PathBuf> {
     let name = format!("partitions/{partition}/{extent:016x}.extent");
     let all = milpa_testbed::tree::list(directory).unwrap();
-    let found: Vec<_> = all.into_iter().filter(|path| path.ends_with(&name)).collect();
-    found.iter().for_each(|path| std::fs::remove_file(directory.join(path)).unwrap());
+    let found = all.into_iter().filter(|path| path.ends_with(&name));
+    found.map(|path| directory.join(path)).collect()
+}
+
+/// Deletes the files of an extent below `directory`; how many there were.
+fn delete_extent(directory: &Path, partition: u64, extent: u64) -> usize {
+    let found = extent_files(directory, partition, extent);
+    found.iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    found.len()
+}
+
+/// Changes a byte of an extent in all its files below `directory`; how many there were.
+fn rot_extent(directory: &Path, partition: u64, extent: u64, at: u64) -> usize {
+    let found = extent_files(directory, partition, extent);
+    for path in &found {
+        let file = File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+    }
     found.len()
 }
 
@@ -152,6 +171,53 @@ pub(crate) fn finding(report: &Value, code: &str, path: &str) -> Value {
     let findings = report["findings"].as_array().unwrap();
     let found = findings.iter().find(|it| it["code"] == code && it["path"] == path);
     found.unwrap_or_else(|| panic!("no {code} of {path}: {report}")).clone()
+}
+
+/// A block rots on one disk after the other: the operator reads of which file it is, and that it is mended.
+#[test]
+fn a_block_that_is_damaged_on_every_node_is_told_with_its_file() {
+    let mut bed = Testbed::start().unwrap();
+    let mount = bed.mount("default").unwrap();
+    let path = mount.path.join("photograph");
+    write_synced(&path, &pattern(1, 3_000_000)).unwrap();
+    let (partition, extent, nodes) = first_segment(&bed, &path);
+    assert_eq!(nodes.len(), 3);
+    assert_clean(&bed);
+    let at = 12 * BLOCK_BYTES;
+    assert_eq!(rot_extent(&bed.data(), partition, extent, at + 10), 3);
+    let fresh = bed.mount("default").unwrap();
+    let read = std::fs::read(fresh.path.join("photograph")).unwrap_err();
+    assert_eq!(read.raw_os_error(), Some(libc::EIO), "{read}");
+    let inode = std::fs::metadata(&path).unwrap().ino();
+    let log = std::fs::read_to_string(fresh.path.with_file_name("mount2.log")).unwrap();
+    let told =
+        log.lines().find(|line| line.contains("a block of this file is whole on no replica"));
+    assert!(told.is_some_and(|line| line.contains(&format!("inode={inode}"))), "{log}");
+    let is_told = |bed: &Testbed| {
+        let status = bed.json(&["status"]).unwrap();
+        let warnings = status["warnings"].as_array().unwrap();
+        let told = "blocks of 4 KiB that are whole on no replica";
+        warnings.iter().any(|warning| warning.as_str().unwrap().contains(told))
+    };
+    bed.wait_until("the status tells of it", Duration::from_secs(60), is_told).unwrap();
+    bed.wait_until("all nodes have looked for it", Duration::from_secs(60), |bed| {
+        fsck(bed, &[]).0["findings"].as_array().is_some_and(|findings| !findings.is_empty())
+    })
+    .unwrap();
+    let (report, code) = fsck(&bed, &["default"]);
+    let found = finding(&report, "lost-bytes", "/photograph");
+    assert_eq!((code, report["findings"].as_array().unwrap().len()), (Some(1), 1), "{report}");
+    let place =
+        format!("{BLOCK_BYTES} bytes in 1 ranges, from {at} on (data partition {partition}");
+    assert!(found["text"].as_str().unwrap().starts_with(&place), "{found}");
+    let restored = File::options().write(true).open(&path).unwrap();
+    let block = &pattern(1, 3_000_000)[at as usize..][..BLOCK_BYTES as usize];
+    restored.write_all_at(block, at).unwrap();
+    restored.sync_all().unwrap();
+    bed.wait_until("the status is silent", Duration::from_secs(60), |bed| !is_told(bed)).unwrap();
+    assert_clean(&bed);
+    let fresh = bed.mount("default").unwrap();
+    assert!(std::fs::read(fresh.path.join("photograph")).unwrap() == pattern(1, 3_000_000));
 }
 
 /// While the cluster is down, the file of an extent vanishes from all nodes, and that of another from one,
@@ -180,7 +246,7 @@ fn bytes_that_no_node_has_are_found_with_their_file() {
     let (report, code) = fsck(&bed, &["default"]);
     let found = finding(&report, "lost-bytes", "/directory/lost");
     assert_eq!((code, report["findings"].as_array().unwrap().len()), (Some(1), 1), "{report}");
-    assert!(found["text"].as_str().unwrap().contains("are on no replica"), "{found}");
+    assert!(found["text"].as_str().unwrap().contains("are whole on no replica"), "{found}");
     let said = bed.milpa(&["fsck"]).unwrap_err();
     assert!(
         said.contains("lost-bytes: /directory/lost (inode ") && said.contains("1 FINDINGS"),

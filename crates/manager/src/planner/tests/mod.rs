@@ -244,6 +244,7 @@ impl World {
                     overwritten: 0,
                     lacks_overwritten: false,
                     is_given_rest: false,
+                    lost_blocks: 0,
                     current: Vec::new(),
                 };
                 let makes_member = create.configuration.members.contains(node);
