@@ -14,6 +14,8 @@ use std::ops::Range;
 
 use milpa_types::{BLOCK_BYTES, ExtentId, NodeId};
 
+use crate::store::Freed;
+
 /// Blocks that are remembered: of those behind them who reads them has to tell again.
 const BLOCKS_MAX: usize = 65_536;
 /// A member that was just getting it from elsewhere when it was asked first has it by the second time.
@@ -190,6 +192,19 @@ impl LostBlocks {
         });
         self.is_changed |= is_new;
         is_new
+    }
+
+    /// Damaged blocks in which some of these bytes are.
+    pub fn of_freed(&self, ranges: &[Freed]) -> Vec<Place> {
+        if self.blocks.is_empty() {
+            return Vec::new();
+        }
+        let of = |range: &Freed| {
+            let end = range.offset.saturating_add(range.length).div_ceil(BLOCK_BYTES);
+            let blocks = (range.extent, range.offset / BLOCK_BYTES)..(range.extent, end);
+            self.blocks.range(blocks).map(|(place, _)| *place)
+        };
+        ranges.iter().flat_map(of).collect()
     }
 
     /// The blocks of an extent of which the operator was told that they are lost, and that still are.

@@ -225,13 +225,22 @@ impl Disk {
             Ok(partition) => {
                 let store = Arc::clone(&partition.store);
                 let lost = partition.lost.all_nowhere().collect();
+                let known = partition.lost.of_freed(&ranges);
                 self.workers.free(
                     move || {
                         let mut headers = HeaderBlocks { lost, damaged: Vec::new() };
                         then(store.free(&ranges, &mut headers).map_err(DataError::from));
-                        headers.damaged
+                        // A block of small files may have bytes of others.
+                        let is_none = |&(extent, block): &(ExtentId, u64)| {
+                            is_whole(&store, extent, block).unwrap_or(false)
+                        };
+                        let none: Vec<_> = known.into_iter().filter(is_none).collect();
+                        (headers.damaged, none)
                     },
-                    move |disk, damaged| {
+                    move |disk, (damaged, none)| {
+                        if let Some(partition) = disk.partitions.get_mut(&id) {
+                            none.iter().for_each(|(at, block)| partition.lost.remove(*at, *block));
+                        }
                         for (extent, block) in damaged {
                             disk.repair_block(id, extent, block);
                         }

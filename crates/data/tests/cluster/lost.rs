@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
-use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId};
+use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange};
 use milpa_wire::data::{AppendTarget, DataAnswer, DataRequest};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
@@ -296,34 +296,60 @@ fn a_lost_block_is_counted_once_by_each_node_over_epochs_and_restarts() {
     });
 }
 
+/// Waits until each member says, and reports, that these blocks of an extent are lost.
+async fn say_lost(cluster: &Cluster, extent: ExtentId, blocks: &[u64]) {
+    let lost = blocks.iter().map(|block| (extent, *block)).collect();
+    let answer = Ok(DataAnswer::LostBlocks(lost));
+    let expected = [(); 3].map(|()| (answer.clone(), Some(blocks.len() as u64)));
+    let request = lost_blocks(1, extent);
+    nodes::until("all members say which blocks are lost", async || {
+        let mut said = Vec::new();
+        for node in ALL {
+            let asked = cluster.ask(&cluster.as_admin, node, &request, Bytes::new()).await;
+            let reported = cluster.report(node).await.map(|report| report.lost_blocks);
+            said.push((asked.map(|(answer, _)| answer), reported));
+        }
+        (said == expected).then_some(())
+    })
+    .await;
+}
+
+fn lost_blocks(epoch: u64, extent: ExtentId) -> DataRequest {
+    let (epoch, extents) = (Epoch(epoch), vec![extent, extent]);
+    DataRequest::LostBlocks { partition: PARTITION, epoch, extents }
+}
+
 #[test]
 fn a_lost_block_is_reported_by_each_member_until_it_is_whole() {
     run(async |cluster| {
         let extent = rotten_everywhere(cluster).await;
-        let told = async |epoch: u64| {
-            let (epoch, extents) = (Epoch(epoch), vec![extent, extent]);
-            let request = DataRequest::LostBlocks { partition: PARTITION, epoch, extents };
-            let mut told = Vec::new();
-            for node in ALL {
-                let asked = cluster.ask(&cluster.as_admin, node, &request, Bytes::new());
-                let answer = asked.await.map(|(answer, _)| answer);
-                told.push((answer, cluster.report(node).await.map(|report| report.lost_blocks)));
-            }
-            told
-        };
-        let say = async |blocks: &[(ExtentId, u64)]| {
-            let answer = Ok(DataAnswer::LostBlocks(blocks.to_vec()));
-            let expected = [(); 3].map(|()| (answer.clone(), Some(blocks.len() as u64)));
-            nodes::until("all members say which blocks are lost", async || {
-                (told(1).await == expected).then_some(())
-            })
-            .await;
-        };
-        say(&[(extent, 12)]).await;
-        assert!(told(7).await.iter().all(|(answer, _)| answer.is_err()), "of another epoch");
+        say_lost(cluster, extent, &[12]).await;
+        let other = lost_blocks(7, extent);
+        let other = cluster.ask(&cluster.as_admin, 1, &other, Bytes::new()).await;
+        assert!(other.is_err(), "of another epoch");
         cluster.overwrite(&ALL, 1, extent, 49_152, &pattern(4, 4096)).await;
-        say(&[]).await;
+        say_lost(cluster, extent, &[]).await;
     });
+}
+
+/// The operator restores the file from a backup, and deletes what was damaged.
+#[test]
+fn a_lost_block_is_reported_until_its_bytes_are_freed() {
+    for (offset, length) in [(40_000, 20_000), (0, u64::MAX)] {
+        run(async |cluster| {
+            let extent = rotten_everywhere(cluster).await;
+            say_lost(cluster, extent, &[12]).await;
+            let free = async |offset, length| {
+                let range = FreedRange { partition: PARTITION, extent, offset, length };
+                let free = DataRequest::Free { ranges: vec![range] };
+                cluster.ask_all(&cluster.as_meta, &free).await;
+            };
+            free(50_000, 100_000).await;
+            say_lost(cluster, extent, &[12]).await;
+            free(offset, length).await;
+            say_lost(cluster, extent, &[]).await;
+        });
+    }
 }
 
 /// Simulation, seed 390099: power had taken an overwritten extent but for its mark, at one member. Whoever asked there was sent
