@@ -346,7 +346,8 @@ mod tests {
             };
             found.into_iter().map(part).collect::<Vec<_>>()
         };
-        assert_eq!(lost(&[rotten(1, &[2]), rotten(2, &[])], file), [], "one has it");
+        let third = rotten(3, &[]);
+        assert_eq!(lost(&[rotten(1, &[2]), rotten(2, &[2]), third], file), [], "one has it");
         assert_eq!(lost(&[rotten(1, &[0, 4]), rotten(2, &[0, 4])], file), [], "of another file");
         let (one, other) = (rotten(1, &[0, 1, 2, 3]), rotten(2, &[1, 3, 4]));
         let (head, tail) = ((5_000, 3_192, 70_000), (12_288, 2_712, 77_288));

@@ -303,17 +303,19 @@ impl Filling {
 }
 
 /// Whether a block can be read, or is none any more.
-pub(super) fn is_whole(
-    store: &ExtentStore,
-    extent: ExtentId,
-    block: u64,
-) -> Result<bool, StoreError> {
+fn is_whole(store: &ExtentStore, extent: ExtentId, block: u64) -> Result<bool, StoreError> {
     match store.verify(extent, block, 1) {
         // Of one that is freed, the next one was looked at.
         Ok(found) => Ok(!found.damaged.contains(&block)),
         Err(StoreError::NoExtent | StoreError::Removed) => Ok(true),
         Err(error) => Err(error),
     }
+}
+
+/// Those of some blocks that can be read, or are none any more. One of which that cannot be said is not among them.
+pub(super) fn whole_of(store: &ExtentStore, blocks: Vec<(ExtentId, u64)>) -> Vec<(ExtentId, u64)> {
+    let is_whole = |place: &(ExtentId, u64)| is_whole(store, place.0, place.1).unwrap_or(false);
+    blocks.into_iter().filter(is_whole).collect()
 }
 
 pub(super) fn replace_chunk(

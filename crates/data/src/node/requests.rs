@@ -19,7 +19,7 @@ use super::access::partition_of;
 use super::disk::{Disk, DiskEvent, Incoming};
 use super::metrics::Metrics;
 use super::partition::{Partition, answer};
-use super::replace::is_whole;
+use super::replace::whole_of;
 
 /// Extents in one flush request, at most.
 const FLUSH_EXTENTS_MAX: usize = 65_536;
@@ -142,10 +142,7 @@ impl Disk {
                 let result = held.and_then(|()| none_removed(&store, &extents));
                 Metrics::get().flush_seconds.observe(started.elapsed().as_secs_f64());
                 // It may have come with other bytes since.
-                let is_back = |&(extent, block): &(ExtentId, u64)| {
-                    is_whole(&store, extent, block).unwrap_or(false)
-                };
-                let back: Vec<_> = lost.into_iter().filter(is_back).collect();
+                let back = whole_of(&store, lost);
                 (store, extents, reply, result, back)
             },
             move |disk, (store, extents, reply, result, back)| {
@@ -231,15 +228,11 @@ impl Disk {
                         let mut headers = HeaderBlocks { lost, damaged: Vec::new() };
                         then(store.free(&ranges, &mut headers).map_err(DataError::from));
                         // A block of small files may have bytes of others.
-                        let is_none = |&(extent, block): &(ExtentId, u64)| {
-                            is_whole(&store, extent, block).unwrap_or(false)
-                        };
-                        let none: Vec<_> = known.into_iter().filter(is_none).collect();
-                        (headers.damaged, none)
+                        (headers.damaged, whole_of(&store, known))
                     },
-                    move |disk, (damaged, none)| {
+                    move |disk, (damaged, gone)| {
                         if let Some(partition) = disk.partitions.get_mut(&id) {
-                            none.iter().for_each(|(at, block)| partition.lost.remove(*at, *block));
+                            gone.iter().for_each(|(at, block)| partition.lost.remove(*at, *block));
                         }
                         for (extent, block) in damaged {
                             disk.repair_block(id, extent, block);
@@ -253,20 +246,13 @@ impl Disk {
 
     fn extent_info(
         &mut self,
-        (id, epoch): (PartitionId, Epoch),
+        place: (PartitionId, Epoch),
         extents: Vec<ExtentId>,
         after: Option<ExtentId>,
         reply: Reply,
     ) {
-        let checked = self.partition(id).and_then(|partition| {
-            partition.check_epoch(epoch)?;
-            if extents.len() > EXTENT_STATES_MAX {
-                return Err(DataError::Invalid);
-            }
-            Ok(Arc::clone(&partition.store))
-        });
-        let store = match checked {
-            Ok(store) => store,
+        let store = match self.asked_of(place, &extents) {
+            Ok(partition) => Arc::clone(&partition.store),
             Err(error) => return answer(reply, Err(error)),
         };
         self.workers.slow(
