@@ -9,6 +9,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use milpa_wire::frame::{Frame, HEADER_BYTES, Taken};
 use tokio::sync::Notify;
 
+use crate::disk::{DIRECT_BYTES_MIN, aligned_behind};
 use crate::net::Stream;
 
 /// Bytes that may wait for a slow peer. Past it frames are refused, so memory stays bounded.
@@ -156,7 +157,7 @@ pub(crate) async fn receive(stream: &Stream, mut consume: impl FnMut(Frame)) -> 
                 consume(frame);
                 continue;
             }
-            Ok(Taken::NeedsBytes(total)) => reserve(&mut buffer, total),
+            Ok(Taken::NeedsBytes { total, payload }) => reserve(&mut buffer, total, payload),
             Err(e) => return Err(io::Error::new(io::ErrorKind::InvalidData, e)),
         }
         match stream.try_read_buf(&mut buffer) {
@@ -173,12 +174,16 @@ pub(crate) async fn receive(stream: &Stream, mut consume: impl FnMut(Frame)) -> 
     }
 }
 
-/// Room for the rest of a frame of `total` bytes, in one piece: the payload is then used where it
+/// Room for the rest of a frame of `total` bytes, in one piece: the payload, the last of them, is then used where it
 /// lies. A buffer that is nearly used up is replaced, not grown byte by byte.
-fn reserve(buffer: &mut BytesMut, total: usize) {
+fn reserve(buffer: &mut BytesMut, total: usize, payload: usize) {
     let missing = total.saturating_sub(buffer.len());
     let room = buffer.capacity() - buffer.len();
-    if room < missing || room < HEADER_BYTES {
+    if room < missing && payload >= DIRECT_BYTES_MIN {
+        let mut larger = aligned_behind(total - payload, payload);
+        larger.extend_from_slice(buffer);
+        *buffer = larger;
+    } else if room < missing || room < HEADER_BYTES {
         buffer.reserve(missing.max(RECEIVE_BYTES));
     }
 }

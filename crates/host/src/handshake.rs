@@ -252,10 +252,10 @@ async fn receive(stream: &mut Stream, buffer: &mut BytesMut) -> Result<Handshake
                 return Ok(decode(&frame.body)?);
             }
             Taken::Frame(_) => return Err(refused("expected a handshake")),
-            Taken::NeedsBytes(total) if total > HANDSHAKE_BYTES_MAX => {
+            Taken::NeedsBytes { total, .. } if total > HANDSHAKE_BYTES_MAX => {
                 return Err(refused("handshake is too long"));
             }
-            Taken::NeedsBytes(_) => {}
+            Taken::NeedsBytes { .. } => {}
         }
         if stream.read_buf(buffer).await? == 0 {
             return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());

@@ -129,7 +129,7 @@ impl Frame {
     /// be trusted any further and must be closed.
     pub fn take(buffer: &mut BytesMut) -> Result<Taken, DecodeError> {
         let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else {
-            return Ok(Taken::NeedsBytes(HEADER_BYTES));
+            return Ok(Taken::NeedsBytes { total: HEADER_BYTES, payload: 0 });
         };
         if header[0..4] != MAGIC {
             return Err(DecodeError::Frame("wrong magic number: not a MilpaFS peer"));
@@ -145,7 +145,7 @@ impl Frame {
         }
         let total = HEADER_BYTES + body_bytes + payload_bytes;
         if buffer.len() < total {
-            return Ok(Taken::NeedsBytes(total));
+            return Ok(Taken::NeedsBytes { total, payload: payload_bytes });
         }
         let (channel, id) = (u16::from_le_bytes([header[6], header[7]]), u64_at(header, 8));
         let (wait_ms, crc) = (u32_at(header, 16), u32_at(header, CHECKED_BYTES + 4));
@@ -164,8 +164,13 @@ impl Frame {
 pub enum Taken {
     /// A whole frame.
     Frame(Frame),
-    /// The buffer must hold this many bytes before a frame can be taken.
-    NeedsBytes(usize),
+    /// The buffer must hold more before a frame can be taken.
+    NeedsBytes {
+        /// So many bytes, as far as is known.
+        total: usize,
+        /// The last so many of these are the payload.
+        payload: usize,
+    },
 }
 
 fn u32_at(header: &[u8; HEADER_BYTES], at: usize) -> u32 {
@@ -203,7 +208,7 @@ mod tests {
         let mut arrived = BytesMut::new();
         for (count, byte) in whole.iter().enumerate() {
             match Frame::take(&mut arrived) {
-                Ok(Taken::NeedsBytes(needs)) => assert!(needs > count),
+                Ok(Taken::NeedsBytes { total, .. }) => assert!(total > count),
                 other => panic!("{other:?} after {count} bytes"),
             }
             arrived.extend_from_slice(&[*byte]);

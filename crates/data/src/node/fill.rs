@@ -4,11 +4,9 @@
 //! laid over the chunk if it is still at hand (`recent`), or else that is fetched again. So an overwrite that found
 //! its bytes missing here is in what lands, and one that comes later finds them.
 
-use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use milpa_host::disk::Advice;
 use milpa_host::rpc::Reply;
 use milpa_types::{BLOCK_BYTES, DataError, Epoch, ExtentId, FreedRange, NodeId, PartitionId};
 use milpa_wire::data::DataRequest;
@@ -18,7 +16,6 @@ use crate::store::{Checksums, ExtentStore, Freed, HeaderBlocks, NewExtent, Store
 use super::disk::Disk;
 use super::fetch::{Chunk, Doubt};
 use super::freed;
-use super::pace::Copied;
 use super::partition::{Partition, answer_done};
 use super::shared::Shared;
 use super::usage::Usage;
@@ -26,8 +23,6 @@ use super::usage::Usage;
 /// Bytes fetched at once. What clients ask for goes through the same threads and connections, and waits
 /// for as long as one such chunk takes.
 const FILL_BYTES_MAX: u64 = 512 << 10;
-/// An extent that is longer is not kept in memory until it is whole.
-const KEPT_WHOLE: u64 = 1 << 20;
 /// How often a block is read before it counts as unreadable.
 const READS_MAX: u32 = 4;
 
@@ -73,7 +68,7 @@ impl Filling {
         epoch: Epoch,
         source: NodeId,
     ) -> Result<(), DataError> {
-        let (mut is_mark_known, mut releases) = (false, None);
+        let mut is_mark_known = false;
         while held < length {
             self.may_grow(epoch).await?;
             let wanted = (length - held).min(FILL_BYTES_MAX);
@@ -89,25 +84,12 @@ impl Filling {
                 self.copy_mark(extent, source).await?;
                 is_mark_known = true;
             }
-            if held >= KEPT_WHOLE && releases.is_none() {
-                let is_released = !self.has_freed(extent, source).await?;
-                releases = Some(is_released);
-                if is_released {
-                    self.note_copy(extent, 0..held);
-                }
-            }
             let lost = chunk.lost > 0;
-            let old = self.shared.old_copies(self.disk);
-            let append = move |store: &ExtentStore, chunk: &Chunk| {
-                old.iter().for_each(Copied::release);
-                append_chunk(store, extent, held, chunk)
-            };
+            let append =
+                move |store: &ExtentStore, chunk: &Chunk| append_chunk(store, extent, held, chunk);
             if let Some(now_held) = self.land(extent, held, chunk, append).await? {
                 if lost {
                     self.look_for(extent, held / BLOCK_BYTES).await;
-                }
-                if releases == Some(true) {
-                    self.note_copy(extent, held..now_held);
                 }
                 held = now_held;
             }
@@ -115,10 +97,6 @@ impl Filling {
             self.shared.throttle_repair(self.disk, got).await;
         }
         Ok(())
-    }
-
-    fn note_copy(&self, extent: ExtentId, range: Range<u64>) {
-        self.shared.note_copy(self.disk, Copied::new(&self.store, extent, range));
     }
 
     /// A block came as damaged. Who looks for it tells whether it is lost.
@@ -140,10 +118,9 @@ impl Filling {
         self.in_epoch(epoch, extent, seal).await??;
         let store = Arc::clone(&self.store);
         let flush = move || {
-            // Nobody reads soon what was copied for the sake of one more copy. Kept in memory it would
-            // push out what clients read, and the next copy would wait for fresh pages.
-            let release = |()| store.advise(extent, Advice::Release, 0, length);
-            store.flush(&[(extent, length)]).map(release)
+            // Nobody reads soon what was copied for the sake of one more copy, nor the checksums: kept in memory they
+            // would push out what clients read.
+            store.flush(&[(extent, length)]).map(|()| store.release(extent))
         };
         let flushed = self.shared.run_slow(self.disk, flush).await;
         flushed.ok_or(DataError::Busy)?.map_err(DataError::from)
@@ -185,13 +162,6 @@ impl Filling {
             self.on_extent(extent, move |store| store.mark_overwritten(extent)).await?;
         }
         Ok(())
-    }
-
-    /// Whether [`Filling::copy_freed`] will find something: it reads the blocks in which that ends.
-    async fn has_freed(&self, extent: ExtentId, source: NodeId) -> Result<bool, DataError> {
-        let epoch = self.epoch().await?;
-        let ranges = freed::of_member(self, epoch, source, vec![extent]).await?;
-        Ok(ranges.iter().any(|range| range.extent == extent))
     }
 
     /// Frees what the source had freed when it sent its holes: these are whole blocks, and dead bytes
@@ -400,9 +370,7 @@ fn append_chunk(
     }
     if !chunk.bytes.is_empty() {
         let checksums = Checksums::of_blocks(&chunk.checksums, end);
-        let start = end;
-        end = store.append(extent, start, &chunk.bytes, checksums)?;
-        store.advise(extent, Advice::WriteBack, start, chunk.bytes.len() as u64);
+        end = store.append_copy(extent, end, &chunk.bytes, checksums)?;
     }
     if chunk.lost > 0 {
         end = store.append_lost(extent, end, chunk.lost)?;

@@ -1,18 +1,12 @@
-//! The pace of repair on each disk: how many chunks are under way at once, how many bytes a second, and
-//! how much of what was copied stays in memory.
+//! The pace of repair on each disk: how many chunks are under way at once, and how many bytes a second.
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
-use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use milpa_host::clock::now_us;
-use milpa_host::disk::Advice;
-use milpa_types::ExtentId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-
-use crate::store::ExtentStore;
 
 use super::shared::Shared;
 
@@ -21,10 +15,6 @@ use super::shared::Shared;
 const TURNS: usize = 2;
 /// A repair that was held up makes up for so much of the time: a busy machine wakes a sleeper late, each time.
 const CATCH_UP_US: u64 = 50_000;
-/// Bytes of the newest copies to a disk that stay in memory: the device has written what is older, and
-/// nobody reads it soon. A new page of memory costs the kernel, and the host of a virtual machine, up to ten times
-/// one that was in use just now.
-const KEPT_BYTES: u64 = 4 << 20;
 
 /// The pace on all disks of a node, by disk.
 #[derive(Default)]
@@ -35,40 +25,12 @@ struct Pace {
     turns: Arc<Semaphore>,
     /// When the bytes so far have had their time, in microseconds.
     due_us: u64,
-    /// Oldest first.
-    copies: VecDeque<Copied>,
-    /// Of all copies.
-    bytes: u64,
 }
 
 impl Default for Pace {
     fn default() -> Pace {
         let turns = Arc::new(Semaphore::new(TURNS));
-        Pace { turns, due_us: 0, copies: VecDeque::new(), bytes: 0 }
-    }
-}
-
-/// A part of an extent that was copied here.
-pub(super) struct Copied {
-    store: Weak<ExtentStore>,
-    extent: ExtentId,
-    range: Range<u64>,
-}
-
-impl Copied {
-    pub(super) fn new(store: &Arc<ExtentStore>, extent: ExtentId, range: Range<u64>) -> Copied {
-        Copied { store: Arc::downgrade(store), extent, range }
-    }
-
-    /// Gives its memory back.
-    pub(super) fn release(&self) {
-        if let Some(store) = self.store.upgrade() {
-            store.advise(self.extent, Advice::Release, self.range.start, self.length());
-        }
-    }
-
-    fn length(&self) -> u64 {
-        self.range.end.saturating_sub(self.range.start)
+        Pace { turns, due_us: 0 }
     }
 }
 
@@ -78,22 +40,6 @@ impl Pace {
         let from = self.due_us.max(now_us.saturating_sub(CATCH_UP_US));
         self.due_us = from.saturating_add(cost_us);
         self.due_us
-    }
-
-    fn copied(&mut self, copy: Copied) {
-        self.bytes = self.bytes.saturating_add(copy.length());
-        self.copies.push_back(copy);
-    }
-
-    fn take_old(&mut self) -> Vec<Copied> {
-        let mut old = Vec::new();
-        while self.bytes > KEPT_BYTES
-            && let Some(copy) = self.copies.pop_front()
-        {
-            self.bytes = self.bytes.saturating_sub(copy.length());
-            old.push(copy);
-        }
-        old
     }
 }
 
@@ -116,25 +62,11 @@ impl Shared {
         let due = self.pace(disk, |pace| pace.spend(now, cost));
         tokio::time::sleep(Duration::from_micros(due.saturating_sub(now))).await;
     }
-
-    /// Notes what has landed on a disk, and is on its way to the device.
-    pub(super) fn note_copy(&self, disk: usize, copy: Copied) {
-        self.pace(disk, |pace| pace.copied(copy));
-    }
-
-    /// What was copied to a disk so long ago that its memory is to be given back.
-    pub(super) fn old_copies(&self, disk: usize) -> Vec<Copied> {
-        self.pace(disk, Pace::take_old)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn copied(length: u64) -> Copied {
-        Copied { store: Weak::new(), extent: ExtentId(1), range: 0..length }
-    }
 
     #[test]
     fn a_repair_that_was_held_up_catches_up_a_little_and_no_more() {
@@ -147,24 +79,5 @@ mod tests {
         // One after the other, however many wait.
         assert_eq!(pace.spend(9_000_000, 100_000), 9_052_500);
         assert_eq!(pace.spend(9_000_000, 2_500), 9_055_000);
-    }
-
-    #[test]
-    fn the_oldest_copies_are_given_back_and_the_newest_kept() {
-        let mut pace = Pace::default();
-        for _ in 0..KEPT_BYTES >> 18 {
-            pace.copied(copied(1 << 18));
-        }
-        assert!(pace.take_old().is_empty());
-        pace.copied(copied(1));
-        pace.copied(copied(1 << 18));
-        let lengths = |old: Vec<Copied>| old.iter().map(Copied::length).collect::<Vec<_>>();
-        assert_eq!(lengths(pace.take_old()), [1 << 18, 1 << 18]);
-        assert!(pace.take_old().is_empty());
-        // One that is greater than all that is kept goes with the next.
-        pace.copied(copied(2 * KEPT_BYTES));
-        pace.copied(copied(1));
-        assert_eq!(pace.take_old().len(), 17);
-        assert_eq!(pace.bytes, 1);
     }
 }

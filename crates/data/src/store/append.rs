@@ -7,7 +7,7 @@ use milpa_wire::data::TRANSFER_BYTES_MAX;
 use milpa_wire::frame::crc32c;
 
 use super::checksums::{extend_crc, pieces};
-use super::disk::OpenFile;
+use super::disk::{OpenFile, Way};
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Mark, Place, Slot, Sum, slot_offset};
 use super::freed_log::Record;
@@ -19,6 +19,7 @@ pub(super) fn append(
     offset: u64,
     bytes: &[u8],
     checksums: Checksums<'_>,
+    way: Way,
 ) -> Result<u64, StoreError> {
     if bytes.is_empty() || bytes.len() > TRANSFER_BYTES_MAX {
         return Err(StoreError::Invalid("an append has 1 byte to 1 MiB"));
@@ -35,7 +36,7 @@ pub(super) fn append(
     let first = offset / BLOCK_BYTES;
     let mut slots = std::mem::take(&mut writer.slots);
     let last = encode_slots(&mut slots, extent.place, offset, tail, bytes, checksums);
-    let written = write(store, &file, offset, bytes, &slots, &mut writer);
+    let written = write(store, &file, (offset, bytes, way), &slots, &mut writer);
     if written.is_ok() {
         extent.slots_written(&store.disk, first, &slots, true);
         let mut state = extent.state();
@@ -73,7 +74,7 @@ pub(super) fn append_lost(
     let lost = Sum { crc, mark: Some(Mark::Damaged) };
     let slot = lost.slot((within + zeros.len()) as u16);
     let raw = slot.encode(extent.place, block).to_le_bytes();
-    write(store, &file, offset, zeros, &raw, &mut writer)?;
+    write(store, &file, (offset, zeros, Way::Kept), &raw, &mut writer)?;
     extent.slots_written(&store.disk, block, &raw, true);
     let mut state = extent.state();
     state.length = offset + length;
@@ -132,13 +133,12 @@ fn encode_slots(
 fn write(
     store: &ExtentStore,
     file: &OpenFile,
-    offset: u64,
-    bytes: &[u8],
+    (offset, bytes, way): (u64, &[u8], Way),
     slots: &[u8],
     writer: &mut Writer,
 ) -> Result<(), StoreError> {
     let failed = |error| store.disk.write_failed("pwrite", &error);
-    file.write_at(bytes, offset).map_err(|error| match read_before(file, offset) {
+    file.write(bytes, offset, way).map_err(|error| match read_before(file, offset) {
         // Nothing is wrong with writing: the block is to be repaired.
         Err(source) => StoreError::ReadFailed { block: offset / BLOCK_BYTES, source },
         Ok(()) => failed(error),
@@ -180,7 +180,7 @@ pub(super) fn append_hole(
                 // Zeros that nobody reads.
                 let zeros = vec![0; part as usize];
                 let sums = checksums_of(&zeros);
-                append(store, id, start, &zeros, Checksums::of_payload(&sums))?;
+                append(store, id, start, &zeros, Checksums::of_payload(&sums), Way::Kept)?;
             }
             _ => append_freed_blocks(store, &extent, start, end)?,
         }

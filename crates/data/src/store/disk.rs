@@ -5,7 +5,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use milpa_host::disk::{Advice, is_full, is_shortage};
+use milpa_host::disk::{is_full, is_shortage};
 use milpa_types::ExtentId;
 
 use super::extent::Extent;
@@ -171,6 +171,17 @@ impl StoreDisk {
     }
 }
 
+/// The way of bytes between memory and disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// The system keeps them in memory for the next reader.
+    Kept,
+    /// It keeps nothing of them but what it has.
+    Unkept,
+    /// Nor is what it has taken for what the medium has.
+    Direct,
+}
+
 /// An open extent file. Closing it flushes what was written since the last flush, so that a
 /// write-back error is not lost with the descriptor.
 pub(super) struct OpenFile {
@@ -184,9 +195,24 @@ impl OpenFile {
         self.file.read_at(buffer, offset)
     }
 
+    pub(super) fn read(&self, buffer: &mut [u8], offset: u64, way: Way) -> io::Result<()> {
+        match way {
+            Way::Kept => self.file.read_at(buffer, offset),
+            Way::Unkept => self.file.read_unkept(buffer, offset),
+            Way::Direct => self.file.read_direct(buffer, offset),
+        }
+    }
+
     pub(super) fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write(bytes, offset, Way::Kept)
+    }
+
+    pub(super) fn write(&self, bytes: &[u8], offset: u64, way: Way) -> io::Result<()> {
         self.dirty.store(true, Ordering::SeqCst);
-        self.file.write_at(bytes, offset)
+        match way {
+            Way::Kept => self.file.write_at(bytes, offset),
+            Way::Unkept | Way::Direct => self.file.write_direct(bytes, offset),
+        }
     }
 
     pub(super) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
@@ -194,8 +220,8 @@ impl OpenFile {
         self.file.punch(offset, length)
     }
 
-    pub(super) fn advise(&self, advice: Advice, offset: u64, length: u64) {
-        self.file.advise(advice, offset, length);
+    pub(super) fn release(&self, offset: u64, length: u64) {
+        self.file.release(offset, length);
     }
 
     pub(super) fn sync(&self) -> io::Result<()> {

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use milpa_host::disk::{self, Advice, File, Open};
+use milpa_host::disk::{self, File, Open};
 
 /// The directory operations that the store needs.
 pub trait StoreFiles: Send + Sync {
@@ -82,8 +82,32 @@ pub trait StoreFile: Send + Sync {
     ///
     /// As pwrite(2); a part may then have been written.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Tells the kernel what is to be expected of a range. A hint: it makes nothing durable.
-    fn advise(&self, _advice: Advice, _offset: u64, _length: u64) {}
+    /// As `read_at`, from the device: see [`File::read_direct`].
+    ///
+    /// # Errors
+    ///
+    /// As pread(2).
+    fn read_direct(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(buffer, offset)
+    }
+    /// As `read_direct`, or from memory: see [`File::read_unkept`].
+    ///
+    /// # Errors
+    ///
+    /// As pread(2).
+    fn read_unkept(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        self.read_at(buffer, offset)
+    }
+    /// As `write_at`, to the device: see [`File::write_direct`].
+    ///
+    /// # Errors
+    ///
+    /// As pwrite(2); a part may then have been written.
+    fn write_direct(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.write_at(bytes, offset)
+    }
+    /// Gives memory back: see [`File::release`].
+    fn release(&self, _offset: u64, _length: u64) {}
     /// Makes everything written so far durable, with the metadata needed to read it.
     ///
     /// # Errors
@@ -172,10 +196,15 @@ impl StoreFiles for DiskFiles {
     }
 }
 
+/// Behind the end of a file there are zeros.
+fn fill_rest(buffer: &mut [u8], filled: usize) {
+    buffer.get_mut(filled..).unwrap_or_default().fill(0);
+}
+
 impl StoreFile for File {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         let filled = File::read_at(self, buffer, offset)?;
-        buffer.get_mut(filled..).unwrap_or_default().fill(0);
+        fill_rest(buffer, filled);
         Ok(())
     }
 
@@ -183,8 +212,24 @@ impl StoreFile for File {
         File::write_at(self, bytes, offset)
     }
 
-    fn advise(&self, advice: Advice, offset: u64, length: u64) {
-        File::advise(self, advice, offset, length);
+    fn read_direct(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let filled = File::read_direct(self, buffer, offset)?;
+        fill_rest(buffer, filled);
+        Ok(())
+    }
+
+    fn read_unkept(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let filled = File::read_unkept(self, buffer, offset)?;
+        fill_rest(buffer, filled);
+        Ok(())
+    }
+
+    fn write_direct(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        File::write_direct(self, bytes, offset)
+    }
+
+    fn release(&self, offset: u64, length: u64) {
+        File::release(self, offset, length);
     }
 
     fn sync(&self) -> io::Result<()> {

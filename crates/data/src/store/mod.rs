@@ -63,14 +63,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use bytes::Bytes;
-use milpa_host::disk::Advice;
 use milpa_types::{Epoch, ExtentId, InodeId, PartitionId, SessionId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 
 use crate::offers::Held;
 
 pub use checksums::{Checksums, block_checksums, checksums_of};
-use disk::{OpenFile, StoreNumber};
+use disk::{OpenFile, StoreNumber, Way};
 pub use disk::{StoreDisk, StoreLimits};
 pub use error::{OpenError, StoreError};
 use extent::{Entries, Extent};
@@ -215,7 +214,23 @@ impl ExtentStore {
         bytes: &[u8],
         checksums: Checksums<'_>,
     ) -> Result<u64, StoreError> {
-        append::append(self, id, offset, bytes, checksums)
+        append::append(self, id, offset, bytes, checksums, Way::Kept)
+    }
+
+    /// As [`ExtentStore::append`], for a copy that nobody reads soon: past the system's memory, so that nothing is
+    /// pushed out of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`ExtentStore::append`].
+    pub fn append_copy(
+        &self,
+        id: ExtentId,
+        offset: u64,
+        bytes: &[u8],
+        checksums: Checksums<'_>,
+    ) -> Result<u64, StoreError> {
+        append::append(self, id, offset, bytes, checksums, Way::Unkept)
     }
 
     /// Adds bytes of one block at the end of an extent that no replica has whole, so that what follows
@@ -460,12 +475,11 @@ impl ExtentStore {
         flush::flush(self, extents)
     }
 
-    /// Tells the kernel what is to be expected of a range. Who uses the extent next hears what is wrong
-    /// with it: a hint that cannot be given is no error.
-    pub fn advise(&self, id: ExtentId, advice: Advice, offset: u64, length: u64) {
+    /// Gives back the memory that the system keeps of an extent. Who uses it next hears what is wrong with it.
+    pub fn release(&self, id: ExtentId) {
         let Ok(extent) = self.extent(id) else { return };
         if let Ok(file) = self.file(&extent) {
-            file.advise(advice, offset, length);
+            file.release(0, 0);
         }
     }
 

@@ -7,7 +7,7 @@ use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::TRANSFER_BYTES_MAX;
 use milpa_wire::frame::crc32c;
 
-use super::disk::OpenFile;
+use super::disk::{OpenFile, Way};
 use super::extent::{Extent, State, Writer};
 use super::format::{BLOCK, Mark, Slot, Sum, block_count, slot_offset};
 use super::{Checksums, ExtentStore, Overwriting, StoreError, flush, free, lock, read, write_lock};
@@ -269,8 +269,7 @@ fn judge_block(
     if block >= block_count(length) {
         return Err(StoreError::Shorter { length });
     }
-    let mut bytes = Vec::new();
-    let slots = read::read_blocks(store, &extent, &file, block, 1, &mut bytes)?;
+    let (slots, bytes) = read::read_blocks(store, &extent, &file, (block, 1), Way::Kept)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
     let Some(judged) = find(slot, &bytes)? else { return Ok(()) };
     extent.state().torn.remove(&block);
@@ -397,8 +396,7 @@ fn patched(
         extent.state().torn.remove(&block);
         return Ok((Sum::whole(crc32c(piece)), length));
     }
-    let mut bytes = Vec::new();
-    let slots = read::read_blocks(store, extent, file, block, 1, &mut bytes)?;
+    let (slots, mut bytes) = read::read_blocks(store, extent, file, (block, 1), Way::Kept)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
     let was_whole = read::serve(slot, &mut bytes).is_some();
     let was_doubtful = read::is_doubtful(slot, &bytes);

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use milpa_host::disk::page_aligned;
 use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::TRANSFER_BYTES_MAX;
 use milpa_wire::frame::crc32c;
 
-use super::disk::OpenFile;
+use super::disk::{OpenFile, Way};
 use super::extent::Extent;
 use super::format::{BLOCK, Mark, Slot, block_count};
 use super::{ExtentStore, RepairBytes, StoreError, StoredBytes, read_lock};
@@ -25,7 +26,7 @@ pub(super) fn read(
     let file = store.file(&extent)?;
     let _content = read_lock(&extent.content);
     extent.check()?;
-    read_range(store, &extent, &file, offset, length as usize)
+    read_range(store, &extent, &file, (offset, length as usize), Way::Kept)
 }
 
 pub(super) fn read_for_repair(
@@ -53,7 +54,8 @@ pub(super) fn read_for_repair(
         let hole = (live..block_count(cap)).find(is_hole);
         (start, hole.map_or(cap, |block| block * BLOCK_BYTES).max(start))
     };
-    let stored = read_range(store, &extent, &file, start, (end - start) as usize)?;
+    let range = (start, (end - start) as usize);
+    let stored = read_range(store, &extent, &file, range, Way::Unkept)?;
     Ok(RepairBytes { hole: start - offset, stored })
 }
 
@@ -62,8 +64,8 @@ fn read_range(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     file: &OpenFile,
-    offset: u64,
-    length: usize,
+    (offset, length): (u64, usize),
+    way: Way,
 ) -> Result<StoredBytes, StoreError> {
     let held = extent.state().length;
     let end = offset.checked_add(length as u64).filter(|end| *end <= held);
@@ -73,14 +75,13 @@ fn read_range(
     }
     let first = offset / BLOCK_BYTES;
     let count = block_count(end) - first;
-    let mut buffer = Vec::new();
-    let slots = read_blocks(store, extent, file, first, count, &mut buffer)?;
+    let (slots, mut buffer) = read_blocks(store, extent, file, (first, count), way)?;
     for ((block, slot), bytes) in (first..).zip(&slots).zip(buffer.chunks_mut(BLOCK)) {
         serve(*slot, bytes).ok_or_else(|| not_served(*slot, bytes, block))?;
     }
 
     let start = (offset - first * BLOCK_BYTES) as usize;
-    let whole = Bytes::from(buffer);
+    let whole = buffer.freeze();
     let available = whole.len();
     if start + length > available {
         // The last block is shorter on disk than the extent is long.
@@ -123,10 +124,9 @@ pub(super) fn read_blocks(
     store: &ExtentStore,
     extent: &Arc<Extent>,
     file: &OpenFile,
-    first: u64,
-    count: u64,
-    buffer: &mut Vec<u8>,
-) -> Result<Vec<Slot>, StoreError> {
+    (first, count): (u64, u64),
+    way: Way,
+) -> Result<(Vec<Slot>, BytesMut), StoreError> {
     // The state before the slots: it names the one slot that may change meanwhile.
     let (tail, length, freed) = {
         let state = extent.state();
@@ -163,12 +163,18 @@ pub(super) fn read_blocks(
         put(block, Slot::Freed { length: block_length as u16 });
     }
     let end = length.min((first + count) * BLOCK_BYTES);
-    buffer.resize(end.saturating_sub(first * BLOCK_BYTES) as usize, 0);
-    match file.read_at(buffer, first * BLOCK_BYTES) {
-        Err(_) if count > 1 || !freed.is_empty() => read_one_by_one(file, first, buffer, &freed)?,
+    let bytes = end.saturating_sub(first * BLOCK_BYTES) as usize;
+    let mut buffer = match way {
+        Way::Kept => BytesMut::zeroed(bytes),
+        Way::Unkept | Way::Direct => page_aligned(bytes),
+    };
+    match file.read(&mut buffer, first * BLOCK_BYTES, way) {
+        Err(_) if count > 1 || !freed.is_empty() => {
+            read_one_by_one(file, first, &mut buffer, &freed)?;
+        }
         read => read.map_err(failed)?,
     }
-    Ok(slots)
+    Ok((slots, buffer))
 }
 
 /// Whether a block's bytes are what its slot says; those of a freed one become zeros.
@@ -206,9 +212,8 @@ pub(super) fn verified_block(
     extent: &Arc<Extent>,
     file: &OpenFile,
     block: u64,
-) -> Result<Vec<u8>, StoreError> {
-    let mut buffer = Vec::new();
-    let slots = read_blocks(store, extent, file, block, 1, &mut buffer)?;
+) -> Result<BytesMut, StoreError> {
+    let (slots, mut buffer) = read_blocks(store, extent, file, (block, 1), Way::Kept)?;
     let slot = slots.first().copied().unwrap_or(Slot::Damaged);
     serve(slot, &mut buffer).ok_or_else(|| not_served(slot, &buffer, block))?;
     Ok(buffer)

@@ -14,7 +14,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
 
-use milpa_host::disk::{Advice, is_shortage};
+use milpa_host::disk::is_shortage;
 use milpa_types::{BLOCK_BYTES, EXTENT_BYTES_MAX, ExtentId, PartitionId};
 use milpa_wire::frame::crc32c;
 
@@ -292,7 +292,7 @@ fn recover_extent(store: &ExtentStore, id: ExtentId) -> io::Result<Found> {
         // An earlier life may have died before it flushed what it wrote. That it could not be written is told once,
         // and here: whoever opens the file later would hear that all is well.
         file.sync().inspect_err(|error| drop(store.disk.sync_failed(error)))?;
-        file.advise(Advice::Release, 0, 0);
+        file.release(0, 0);
     }
     let dead = lock(&store.freed).absent(id).cloned().unwrap_or_default();
     let scan = Scan { file: &*file, place: Place::new(store.partition, id), header, headers, dead };

@@ -5,6 +5,7 @@ use milpa_types::{BLOCK_BYTES, ExtentId};
 use milpa_wire::data::{ExtentDigest, ExtentState};
 use milpa_wire::frame::crc32c;
 
+use super::disk::{OpenFile, Way};
 use super::extent::Extent;
 use super::format::{BLOCK, Slot, block_count};
 use super::{ExtentDetails, ExtentStore, StoreError, extent_path, lock, read, read_lock};
@@ -61,13 +62,14 @@ pub(super) fn verify(
 fn verify_blocks(
     store: &ExtentStore,
     extent: &std::sync::Arc<Extent>,
-    file: &super::disk::OpenFile,
+    file: &OpenFile,
     blocks: std::ops::Range<u64>,
     damaged: &mut Vec<u64>,
 ) -> Result<(), StoreError> {
-    let (mut buffer, count) = (Vec::new(), blocks.end - blocks.start);
-    match read::read_blocks(store, extent, file, blocks.start, count, &mut buffer) {
-        Ok(slots) => {
+    let count = blocks.end - blocks.start;
+    // What the system keeps in memory says nothing of the medium.
+    match read::read_blocks(store, extent, file, (blocks.start, count), Way::Direct) {
+        Ok((slots, mut buffer)) => {
             for ((block, slot), bytes) in blocks.zip(slots).zip(buffer.chunks_mut(BLOCK)) {
                 if read::serve(slot, bytes).is_none() {
                     damaged.push(block);

@@ -21,7 +21,11 @@ use std::sync::Arc;
 
 use crate::world;
 
+mod direct;
 mod system;
+
+pub(crate) use direct::aligned_behind;
+pub use direct::{DIRECT_BYTES_MIN, page_aligned};
 
 /// How often what the disk fails to read is read.
 const READS_MAX: u32 = 4;
@@ -39,17 +43,6 @@ pub enum Open {
     Private,
     /// Made if need be, and emptied.
     Empty,
-}
-
-/// What is said to the kernel about a range of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Advice {
-    /// Begin to write it to the device, so that a later sync finds little to do and others' syncs do not
-    /// wait behind it.
-    WriteBack,
-    /// Give back the memory that is kept of it for the next reader. What is still to be written stays; what a
-    /// failed sync was for goes, and reads see what is on the device.
-    Release,
 }
 
 /// What is known of a file or directory.
@@ -137,7 +130,7 @@ impl File {
     /// As [`open`](File::open).
     pub fn open_from_medium(path: &Path) -> io::Result<File> {
         let file = File::open(path, Open::Existing)?;
-        file.advise(Advice::Release, 0, 0);
+        file.release(0, 0);
         Ok(file)
     }
 
@@ -177,11 +170,54 @@ impl File {
         }
     }
 
-    /// Tells the kernel what is to be expected of a range; a length of 0 is all that follows.
-    pub fn advise(&self, advice: Advice, offset: u64, length: u64) {
+    /// As [`read_at`](File::read_at), from the device: what is read is not kept in memory for the next reader, pushes nothing out
+    /// that is, and what is there is not taken for what the device has. Whole pages of at least [`DIRECT_BYTES_MIN`] together,
+    /// into a buffer from [`page_aligned`]; the rest, and where the file system cannot, as `read_at`.
+    ///
+    /// # Errors
+    ///
+    /// As pread(2).
+    pub fn read_direct(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.0 {
-            Kind::System(file) => system::advise(file, advice, offset, length),
-            Kind::Simulated(file) if advice == Advice::Release && length == 0 => file.release(),
+            Kind::System(file) => direct::read_at(file, buffer, offset),
+            Kind::Simulated(file) => file.read_at(buffer, offset),
+        }
+    }
+
+    /// As [`read_direct`](File::read_direct), but what is in memory comes from there: for who wants the bytes, and not to know
+    /// whether the device has them.
+    ///
+    /// # Errors
+    ///
+    /// As pread(2).
+    pub fn read_unkept(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        match &self.0 {
+            Kind::System(file) if direct::is_resident(file, offset, buffer.len()) => {
+                system::read_at(file, buffer, offset)
+            }
+            _ => self.read_direct(buffer, offset),
+        }
+    }
+
+    /// As [`write_at`](File::write_at), to the device: nothing of it is kept in memory. No more durable than that before a
+    /// [`sync`](File::sync), which finds little to do. Whole pages as with [`read_direct`](File::read_direct).
+    ///
+    /// # Errors
+    ///
+    /// As pwrite(2); a part may then have been written.
+    pub fn write_direct(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        match &self.0 {
+            Kind::System(file) => direct::write_at(file, bytes, offset),
+            Kind::Simulated(file) => file.write_at(bytes, offset),
+        }
+    }
+
+    /// Gives back the memory that is kept of a range for the next reader; a length of 0 is all that follows. What is still to
+    /// be written stays; what a failed sync was for goes, and reads see what is on the device.
+    pub fn release(&self, offset: u64, length: u64) {
+        match &self.0 {
+            Kind::System(file) => system::release(file, offset, length),
+            Kind::Simulated(file) if length == 0 => file.release(),
             Kind::Simulated(_) => {}
         }
     }

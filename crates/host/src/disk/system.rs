@@ -1,6 +1,6 @@
 //! The disk port on the operating system: plain positioned system calls, one each.
 
-// fallocate(2) with FALLOC_FL_PUNCH_HOLE, sync_file_range(2), posix_fadvise(2) and statvfs(3) are not in
+// fallocate(2) with FALLOC_FL_PUNCH_HOLE, posix_fadvise(2) and statvfs(3) are not in
 // the standard library.
 #![allow(unsafe_code, clippy::disallowed_methods)]
 
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use super::{Advice, Open, Space, Status};
+use super::{Open, Space, Status};
 
 /// Others close what they have open.
 const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(20);
@@ -48,22 +48,11 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     file.write_all_at(bytes, offset)
 }
 
-pub(super) fn advise(file: &File, advice: Advice, offset: u64, length: u64) {
+pub(super) fn release(file: &File, offset: u64, length: u64) {
     let (Ok(offset), Ok(length)) = (offset.try_into(), length.try_into()) else { return };
-    let descriptor = file.as_raw_fd();
-    // What cannot be written fails again at the next sync, which tells. Memory is given back whatever is in
-    // it: posix_fadvise refuses nothing but a wrong descriptor.
-    // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
-    unsafe {
-        match advice {
-            Advice::WriteBack => {
-                libc::sync_file_range(descriptor, offset, length, libc::SYNC_FILE_RANGE_WRITE)
-            }
-            Advice::Release => {
-                libc::posix_fadvise(descriptor, offset, length, libc::POSIX_FADV_DONTNEED)
-            }
-        }
-    };
+    // SAFETY: the descriptor is open as long as `file` lives; no memory is passed. It refuses nothing but a wrong
+    // descriptor.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
 }
 
 pub(super) fn punch(file: &File, offset: u64, length: u64) -> io::Result<()> {

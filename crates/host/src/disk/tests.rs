@@ -208,3 +208,69 @@ fn what_the_disk_fails_to_read_is_tried_again() {
     assert_eq!(tries(9, libc::EIO), (4, false));
     assert_eq!(tries(9, libc::ENOENT), (1, false));
 }
+
+#[test]
+fn bytes_are_the_same_directly_and_through_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::open(&directory.path().join("a"), Open::New).unwrap();
+    let mut written = page_aligned(300_000);
+    written.iter_mut().enumerate().for_each(|(at, byte)| *byte = ((at * 31) >> 7) as u8);
+    // Whole pages and a part of one; at the end of a page, and not; too few for the direct way.
+    for (offset, length) in [(8192, 300_000), (308_192, 100_000), (408_192, 5_000)] {
+        file.write_direct(&written[..length], offset).unwrap();
+        let mut read = vec![0; length];
+        assert_eq!(file.read_at(&mut read, offset).unwrap(), length);
+        assert!(read == written[..length], "{length} at {offset}");
+    }
+    // What is dirty in memory is read too, and what ends early ends there.
+    file.write_at(b"dirty", 8192 + 70_000).unwrap();
+    for (offset, length) in [(8192, 300_000), (8193, 100_000), (8192, 99_999), (204_800, 400_000)] {
+        let (mut direct, mut cached) = (page_aligned(length), vec![0; length]);
+        let count = file.read_direct(&mut direct, offset).unwrap();
+        assert_eq!(count, file.read_at(&mut cached, offset).unwrap(), "{length} at {offset}");
+        assert!(direct[..count] == cached[..count], "{length} at {offset}");
+    }
+    // A buffer that no device can fill.
+    let mut unaligned = page_aligned(100_001);
+    assert_eq!(file.read_direct(&mut unaligned[1..], 8192).unwrap(), 100_000);
+    assert!(unaligned[1..70_001] == written[..70_000]);
+}
+
+#[test]
+fn direct_reads_come_from_the_device_and_are_not_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = File::open(&directory.path().join("a"), Open::New).unwrap();
+    file.write_at(&[7; 1 << 20], 0).unwrap();
+    file.sync().unwrap();
+    let from_device = || -> u64 {
+        let text = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+        line.unwrap().parse().unwrap()
+    };
+    let mut bytes = page_aligned(1 << 20);
+    let mut took = |read: &dyn Fn(&mut [u8])| {
+        let before = from_device();
+        read(&mut bytes);
+        assert!(bytes.iter().all(|byte| *byte == 7));
+        bytes.fill(0);
+        from_device() - before
+    };
+    let unkept = |bytes: &mut [u8]| assert_eq!(file.read_unkept(bytes, 0).unwrap(), 1 << 20);
+    assert_eq!(took(&unkept), 0, "it was in memory");
+    let direct = took(&|bytes: &mut [u8]| assert_eq!(file.read_direct(bytes, 0).unwrap(), 1 << 20));
+    // 0: a file system in memory has no device.
+    assert!([0, 1 << 20].contains(&direct), "{direct}");
+    file.release(0, 0);
+    assert_eq!((took(&unkept), took(&unkept)), (direct, direct), "nothing was kept");
+}
+
+#[test]
+fn a_payload_lies_where_a_page_begins() {
+    for head in [0, 36, 4096, 70_001] {
+        let mut bytes = direct::aligned_behind(head, 1 << 20);
+        let begins = bytes.as_ptr();
+        bytes.resize(head + (1 << 20), 1);
+        assert_eq!(bytes.as_ptr(), begins, "there was room");
+        assert_eq!(bytes[head..].as_ptr().addr() % 4096, 0, "behind {head}");
+    }
+}

@@ -174,8 +174,8 @@ fn receive(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<Handshake> {
     loop {
         match Frame::take(buffer).ok()? {
             Taken::Frame(frame) => return decode(&frame.body).ok(),
-            Taken::NeedsBytes(_) if begun.elapsed() > Duration::from_secs(5) => return None,
-            Taken::NeedsBytes(_) => {}
+            Taken::NeedsBytes { .. } if begun.elapsed() > Duration::from_secs(5) => return None,
+            Taken::NeedsBytes { .. } => {}
         }
         let mut bytes = [0; 1024];
         match stream.read(&mut bytes) {
