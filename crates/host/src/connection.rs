@@ -175,15 +175,70 @@ pub(crate) async fn receive(stream: &Stream, mut consume: impl FnMut(Frame)) -> 
 }
 
 /// Room for the rest of a frame of `total` bytes, in one piece: the payload, the last of them, is then used where it
-/// lies. A buffer that is nearly used up is replaced, not grown byte by byte.
+/// lies, and begins where a page does if it is large. A buffer that is nearly used up is replaced, not grown byte by byte. How
+/// much room there is then depends on the frame alone, and not on where in memory the buffer lies: what is received at
+/// once has the same course each time.
 fn reserve(buffer: &mut BytesMut, total: usize, payload: usize) {
     let missing = total.saturating_sub(buffer.len());
     let room = buffer.capacity() - buffer.len();
-    if room < missing && payload >= DIRECT_BYTES_MIN {
-        let mut larger = aligned_behind(total - payload, payload);
-        larger.extend_from_slice(buffer);
-        *buffer = larger;
-    } else if room < missing || room < HEADER_BYTES {
-        buffer.reserve(missing.max(RECEIVE_BYTES));
+    if room >= missing.max(HEADER_BYTES) {
+        return;
+    }
+    let mut larger = match payload {
+        DIRECT_BYTES_MIN.. => aligned_behind(total - payload, payload),
+        _ => BytesMut::with_capacity(total.max(buffer.len() + RECEIVE_BYTES)),
+    };
+    larger.extend_from_slice(buffer);
+    *buffer = larger;
+}
+
+#[cfg(test)]
+mod tests {
+    use milpa_wire::frame::FrameKind;
+
+    use super::*;
+
+    /// Takes frames from bytes that arrive as fast as there is room; gives them, and how much came at once.
+    fn taken(mut bytes: &[u8]) -> (Vec<Frame>, Vec<usize>) {
+        let (mut frames, mut pieces) = (Vec::new(), Vec::new());
+        let mut buffer = BytesMut::with_capacity(RECEIVE_BYTES);
+        loop {
+            match Frame::take(&mut buffer).unwrap() {
+                Taken::Frame(frame) => frames.push(frame),
+                Taken::NeedsBytes { .. } if bytes.is_empty() => return (frames, pieces),
+                Taken::NeedsBytes { total, payload } => {
+                    reserve(&mut buffer, total, payload);
+                    let room = buffer.capacity() - buffer.len();
+                    let (piece, rest) = bytes.split_at(room.min(bytes.len()));
+                    buffer.extend_from_slice(piece);
+                    pieces.push(piece.len());
+                    bytes = rest;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn large_payloads_are_aligned_and_how_much_is_received_at_once_is_no_matter_of_addresses() {
+        let sizes =
+            [0, 100, 70_000, DIRECT_BYTES_MIN, 10, 512 << 10, 512 << 10, 1 << 20, 5, 60_000];
+        let mut bytes = Vec::new();
+        for (number, size) in sizes.into_iter().enumerate() {
+            let payload = vec![number as u8; size].into();
+            let body = vec![7; number * 1_001].into();
+            let frame =
+                Frame { kind: FrameKind::Reply, channel: 0, id: 1, wait_ms: 0, body, payload };
+            bytes.extend_from_slice(&frame.encode_head());
+            bytes.extend_from_slice(&frame.payload);
+        }
+        let (frames, pieces) = taken(&bytes);
+        for (number, (frame, size)) in frames.iter().zip(sizes).enumerate() {
+            assert_eq!(frame.payload, vec![number as u8; size]);
+            let is_aligned = frame.payload.as_ptr().addr().is_multiple_of(4096);
+            assert!(is_aligned || size < DIRECT_BYTES_MIN, "{size} bytes");
+        }
+        // Others lie elsewhere.
+        let elsewhere: Vec<_> = (0..20_u32).map(|n| vec![n; 1_237 * n as usize]).collect();
+        assert_eq!(taken(&bytes).1, pieces, "{} vectors", elsewhere.len());
     }
 }

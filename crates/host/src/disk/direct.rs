@@ -32,13 +32,14 @@ pub fn page_aligned(length: usize) -> BytesMut {
     bytes
 }
 
-/// Room for `head` bytes, and behind them for `length` that begin where [`page_aligned`] ones do.
+/// Room for `head` bytes, and behind them for `length` that begin where [`page_aligned`] ones do, and for no more.
 pub(crate) fn aligned_behind(head: usize, length: usize) -> BytesMut {
     let mut bytes = BytesMut::with_capacity(PAGE + head + length);
     let unaligned = bytes.as_ptr().addr().wrapping_add(head) % PAGE;
     let skipped = PAGE - unaligned;
     bytes.resize(skipped, 0);
     bytes.advance(skipped);
+    let _ = bytes.split_off(head + length);
     bytes
 }
 
