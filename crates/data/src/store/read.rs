@@ -106,14 +106,14 @@ fn read_range(
 fn read_one_by_one(
     file: &OpenFile,
     first: u64,
-    buffer: &mut [u8],
+    (buffer, way): (&mut [u8], Way),
     freed: &[u64],
 ) -> Result<(), StoreError> {
     for (block, bytes) in (first..).zip(buffer.chunks_mut(BLOCK)) {
         if freed.contains(&block) {
             continue;
         }
-        let read = file.read_at(bytes, block * BLOCK_BYTES);
+        let read = file.read(bytes, block * BLOCK_BYTES, way);
         read.map_err(|source| StoreError::ReadFailed { block, source })?;
     }
     Ok(())
@@ -170,7 +170,7 @@ pub(super) fn read_blocks(
     };
     match file.read(&mut buffer, first * BLOCK_BYTES, way) {
         Err(_) if count > 1 || !freed.is_empty() => {
-            read_one_by_one(file, first, &mut buffer, &freed)?;
+            read_one_by_one(file, first, (&mut buffer, way), &freed)?;
         }
         read => read.map_err(failed)?,
     }

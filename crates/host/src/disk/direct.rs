@@ -18,7 +18,7 @@ use bytes::{Buf, BytesMut};
 
 use super::system;
 
-/// Less than this goes through the cache: a file is opened once more for each direct call.
+/// Less than this goes through the cache, but where the device is asked: a file is opened once more for each direct call.
 pub const DIRECT_BYTES_MIN: usize = 64 << 10;
 /// What offsets, lengths and addresses are multiples of: at least the logical block of any disk.
 const PAGE: usize = 4096;
@@ -43,23 +43,47 @@ pub(crate) fn aligned_behind(head: usize, length: usize) -> BytesMut {
     bytes
 }
 
+/// From the device, whatever is in memory.
 pub(super) fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
-    let whole = whole_pages(buffer, offset);
-    let Some(direct) = reopen(file, whole) else { return system::read_at(file, buffer, offset) };
-    let (pages, rest) = buffer.split_at_mut(whole);
-    let filled = match system::read_at(&direct, pages, offset) {
-        Err(error) if is_refusal(&error) => system::read_at(file, pages, offset)?,
-        read => read?,
+    let is_aligned = whole_pages(buffer, offset).is_some();
+    let Some(direct) = reopen(file).filter(|_| is_aligned) else {
+        return system::read_at(file, buffer, offset);
     };
-    if filled < whole {
+    match read_pages(&direct, buffer, offset) {
+        Err(error) if is_refusal(&error) => system::read_at(file, buffer, offset),
+        read => read,
+    }
+}
+
+fn read_pages(direct: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    let whole = buffer.len() / PAGE * PAGE;
+    let (pages, rest) = buffer.split_at_mut(whole);
+    let filled = system::read_at(direct, pages, offset)?;
+    if filled < whole || rest.is_empty() {
         return Ok(filled);
     }
-    Ok(whole + system::read_at(file, rest, offset + whole as u64)?)
+    let mut last = page_aligned(PAGE);
+    let count = system::read_at(direct, &mut last, offset + whole as u64)?.min(rest.len());
+    for (byte, read) in rest.iter_mut().zip(last.iter().take(count)) {
+        *byte = *read;
+    }
+    Ok(whole + count)
+}
+
+/// From memory what is there, else from the device.
+pub(super) fn read_unkept(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+    if buffer.len() < DIRECT_BYTES_MIN || is_resident(file, offset, buffer.len()) {
+        system::read_at(file, buffer, offset)
+    } else {
+        read_at(file, buffer, offset)
+    }
 }
 
 pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    let whole = whole_pages(bytes, offset);
-    let Some(direct) = reopen(file, whole) else { return system::write_at(file, bytes, offset) };
+    let whole = whole_pages(bytes, offset).filter(|whole| *whole >= DIRECT_BYTES_MIN);
+    let Some((direct, whole)) = whole.and_then(|whole| Some((reopen(file)?, whole))) else {
+        return system::write_at(file, bytes, offset);
+    };
     let (pages, rest) = bytes.split_at(whole);
     match system::write_at(&direct, pages, offset) {
         Err(error) if is_refusal(&error) => system::write_at(file, pages, offset)?,
@@ -68,7 +92,7 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     system::write_at(file, rest, offset + whole as u64)
 }
 
-/// Whether all of a range, of whole pages, is in memory. By mincore(2): preadv2(2) with `RWF_NOWAIT` begins to read what is not.
+/// Whether all of a range is in memory. By mincore(2): preadv2(2) with `RWF_NOWAIT` begins to read what is not.
 pub(super) fn is_resident(file: &File, offset: u64, length: usize) -> bool {
     let Ok(offset) = libc::off_t::try_from(offset / PAGE as u64 * PAGE as u64) else {
         return false;
@@ -94,17 +118,14 @@ pub(super) fn is_resident(file: &File, offset: u64, length: usize) -> bool {
     is_known && pages.iter().all(|page| page & 1 == 1)
 }
 
-/// How many of the bytes can go directly.
-fn whole_pages(bytes: &[u8], offset: u64) -> usize {
+/// How many of the bytes are of whole pages, if they begin where a page does.
+fn whole_pages(bytes: &[u8], offset: u64) -> Option<usize> {
     let is_aligned = bytes.as_ptr().align_offset(PAGE) == 0 && offset.is_multiple_of(PAGE as u64);
-    if is_aligned { bytes.len() / PAGE * PAGE } else { 0 }
+    is_aligned.then_some(bytes.len() / PAGE * PAGE)
 }
 
 /// The same file with its cache bypassed, if the file system can. By its descriptor, as its name may be gone.
-fn reopen(file: &File, whole: usize) -> Option<File> {
-    if whole < DIRECT_BYTES_MIN {
-        return None;
-    }
+fn reopen(file: &File) -> Option<File> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).ok()
 }

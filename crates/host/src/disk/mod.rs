@@ -171,8 +171,8 @@ impl File {
     }
 
     /// As [`read_at`](File::read_at), from the device: what is read is not kept in memory for the next reader, pushes nothing out
-    /// that is, and what is there is not taken for what the device has. Whole pages of at least [`DIRECT_BYTES_MIN`] together,
-    /// into a buffer from [`page_aligned`]; the rest, and where the file system cannot, as `read_at`.
+    /// that is, and what is there is not taken for what the device has. From where a page begins, into a buffer from
+    /// [`page_aligned`]; elsewhere, and where the file system cannot, as `read_at`.
     ///
     /// # Errors
     ///
@@ -184,23 +184,22 @@ impl File {
         }
     }
 
-    /// As [`read_direct`](File::read_direct), but what is in memory comes from there: for who wants the bytes, and not to know
-    /// whether the device has them.
+    /// As [`read_direct`](File::read_direct), but what is in memory comes from there, and what is shorter than
+    /// [`DIRECT_BYTES_MIN`] as with `read_at`: for who wants the bytes, and not to know whether the device has them.
     ///
     /// # Errors
     ///
     /// As pread(2).
     pub fn read_unkept(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
         match &self.0 {
-            Kind::System(file) if direct::is_resident(file, offset, buffer.len()) => {
-                system::read_at(file, buffer, offset)
-            }
-            _ => self.read_direct(buffer, offset),
+            Kind::System(file) => direct::read_unkept(file, buffer, offset),
+            Kind::Simulated(file) => file.read_at(buffer, offset),
         }
     }
 
     /// As [`write_at`](File::write_at), to the device: nothing of it is kept in memory. No more durable than that before a
-    /// [`sync`](File::sync), which finds little to do. Whole pages as with [`read_direct`](File::read_direct).
+    /// [`sync`](File::sync), which finds little to do. Whole pages, of at least [`DIRECT_BYTES_MIN`] together, where
+    /// [`read_direct`](File::read_direct) would; the rest as `write_at`.
     ///
     /// # Errors
     ///

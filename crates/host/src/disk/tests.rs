@@ -230,6 +230,10 @@ fn bytes_are_the_same_directly_and_through_memory() {
         assert_eq!(count, file.read_at(&mut cached, offset).unwrap(), "{length} at {offset}");
         assert!(direct[..count] == cached[..count], "{length} at {offset}");
     }
+    // The end of a page, and less than one.
+    let mut page = page_aligned(8_191);
+    assert_eq!(file.read_direct(&mut page, 4096).unwrap(), 8_191);
+    assert!(page[..4096] == [0; 4096] && page[4096..] == written[..4095]);
     // A buffer that no device can fill.
     let mut unaligned = page_aligned(100_001);
     assert_eq!(file.read_direct(&mut unaligned[1..], 8192).unwrap(), 100_000);
