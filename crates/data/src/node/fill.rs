@@ -71,7 +71,8 @@ impl Filling {
         let mut is_mark_known = false;
         while held < length {
             self.may_grow(epoch).await?;
-            let wanted = (length - held).min(FILL_BYTES_MAX);
+            // What begins within a block goes through memory: the next begins with one.
+            let wanted = (length - held).min(FILL_BYTES_MAX - held % BLOCK_BYTES);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from(extent, (held, wanted), source).await {
                 Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
