@@ -14,102 +14,25 @@
 
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::timeout;
 
 use crate::world;
 
-type Report = Box<dyn FnOnce() + Send>;
-type Job = Box<dyn FnOnce() -> Report + Send>;
+mod strands;
+mod threads;
 
-/// Threads over one queue. One thread runs jobs in the order of their submission; several begin
-/// them in that order. They end when this is dropped and the queue is empty.
-pub struct Threads(Queue);
-
-enum Queue {
-    System(Sender<Job>),
-    Simulated(UnboundedSender<Job>),
-}
-
-impl Threads {
-    /// Starts `count` threads, named `name` and their number if there are several. In a simulated
-    /// world, call it inside of the node's `LocalSet`.
-    ///
-    /// # Errors
-    ///
-    /// When the system gives no thread.
-    pub fn spawn(name: &str, count: usize) -> io::Result<Threads> {
-        let named = |number| if count == 1 { name.to_owned() } else { format!("{name}{number}") };
-        if world::current().is_some() {
-            let (sender, receiver) = unbounded_channel();
-            let receiver = Arc::new(tokio::sync::Mutex::new(receiver));
-            for number in 0..count {
-                tokio::task::spawn_local(run_simulated(named(number), Arc::clone(&receiver)));
-            }
-            return Ok(Threads(Queue::Simulated(sender)));
-        }
-        let (sender, receiver) = channel();
-        let receiver = Arc::new(Mutex::new(receiver));
-        for number in 0..count {
-            let receiver = Arc::clone(&receiver);
-            thread::Builder::new().name(named(number)).spawn(move || run_jobs(&receiver))?;
-        }
-        Ok(Threads(Queue::System(sender)))
-    }
-
-    /// Queues a job. Never blocks; bounding the queue is the caller's business.
-    pub fn submit<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-        report: impl FnOnce(T) + Send + 'static,
-    ) {
-        let job: Job = Box::new(move || {
-            let done = work();
-            Box::new(move || report(done))
-        });
-        // A queue whose threads are gone exists only while the process ends.
-        match &self.0 {
-            Queue::System(queue) => drop(queue.send(job)),
-            Queue::Simulated(queue) => drop(queue.send(job)),
-        }
-    }
-}
-
-fn run_jobs(jobs: &Mutex<Receiver<Job>>) {
-    loop {
-        let next = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(job) = next else { return };
-        job()();
-    }
-}
-
-async fn run_simulated(name: String, jobs: Arc<tokio::sync::Mutex<UnboundedReceiver<Job>>>) {
-    loop {
-        let next = jobs.lock().await.recv().await;
-        let Some(job) = next else { return };
-        pause(&name).await;
-        let report = job();
-        pause(&name).await;
-        report();
-    }
-}
+pub use strands::Strands;
+pub use threads::{Threads, Urgency};
 
 async fn pause(name: &str) {
     let pause = world::current().map(|world| world.job_pause(name));
     tokio::time::sleep(pause.unwrap_or_default()).await;
-}
-
-impl fmt::Debug for Threads {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Threads")
-    }
 }
 
 /// What a step of a [`Routine`] leaves.

@@ -219,7 +219,7 @@ impl Filling {
         let start = move |disk: &mut Disk| -> Result<(), DataError> {
             let partition = disk.partitions.get(&id).ok_or(DataError::WrongPartition)?;
             partition.check_epoch(epoch)?;
-            disk.workers.ordered((id, extent), move || drop(sender.send(job())), |_, ()| {});
+            disk.workers.ordered_copy((id, extent), move || drop(sender.send(job())), |_, ()| {});
             Ok(())
         };
         let started = self.shared.ask_disk(self.disk, start).await;
@@ -234,7 +234,7 @@ impl Filling {
     ) -> Result<T, DataError> {
         let store = Arc::clone(&self.store);
         let done =
-            self.shared.run_ordered(self.disk, (self.partition, extent), move || job(&store)).await;
+            self.shared.run_copy(self.disk, (self.partition, extent), move || job(&store)).await;
         done.ok_or(DataError::Busy)?.map_err(DataError::from)
     }
 
@@ -287,7 +287,7 @@ impl Filling {
                 return;
             };
             let run = move || drop(sender.send(job(&store).map(Some)));
-            disk.workers.ordered((partition, extent), run, |_, ()| {});
+            disk.workers.ordered_copy((partition, extent), run, |_, ()| {});
         };
         self.shared.ask_disk(self.disk, start).await.ok_or(DataError::Busy)?;
         receiver.await.map_err(|_| DataError::WrongPartition)?.map_err(DataError::from)

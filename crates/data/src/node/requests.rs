@@ -325,7 +325,7 @@ impl Disk {
         }
         let length = length.min(milpa_wire::data::TRANSFER_BYTES_MAX as u64);
         let events = self.events.clone();
-        self.workers.read(move || match store.read_for_repair(extent, offset, length) {
+        let read = move || match store.read_for_repair(extent, offset, length) {
             Ok(found) => {
                 let (checksums, hole) = (found.stored.checksums, found.hole);
                 let body: DataReply = Ok(DataAnswer::Bytes { checksums, hole });
@@ -355,7 +355,8 @@ impl Disk {
                 };
                 let _ = events.send(DiskEvent::Then(Box::new(note)));
             }
-        });
+        };
+        self.workers.copy(read, |_, ()| {});
     }
 
     /// An overwrite of the extent waits here, perhaps for the very block that is asked for, as the disk cannot read it: then

@@ -78,7 +78,7 @@ impl Disk {
         let Some(store) = self.store_of(id) else { return };
         let start =
             if id == place.partition { (place.extent, place.block) } else { Default::default() };
-        self.workers.slow(
+        self.workers.copy(
             move || look(&store, id, start, after),
             move |disk, found| disk.scrubbed(id, found),
         );

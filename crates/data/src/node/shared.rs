@@ -143,8 +143,8 @@ impl Shared {
         receiver.await.ok()
     }
 
-    /// Runs a job on the thread that keeps an extent's jobs in order.
-    pub async fn run_ordered<T: Send + 'static>(
+    /// Runs a job of copying behind all earlier ones of its extent.
+    pub async fn run_copy<T: Send + 'static>(
         &self,
         disk: usize,
         extent: (PartitionId, ExtentId),
@@ -152,7 +152,7 @@ impl Shared {
     ) -> Option<T> {
         let (sender, receiver) = oneshot::channel();
         let start = move |disk: &mut Disk| {
-            disk.workers.ordered(extent, job, |_, done| drop(sender.send(done)));
+            disk.workers.ordered_copy(extent, job, |_, done| drop(sender.send(done)));
         };
         self.ask_disk(disk, start).await?;
         receiver.await.ok()

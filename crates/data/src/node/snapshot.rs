@@ -198,7 +198,7 @@ async fn copy_extent(
     let (extent, store) = (state.extent, filling.store.clone());
     let key = (filling.partition, extent);
     let mark = move || store.mark_overwritten(extent);
-    match filling.shared.run_ordered(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
+    match filling.shared.run_copy(filling.disk, key, mark).await.ok_or(DataError::Busy)? {
         Ok(()) => {}
         // Missing here: alignment brings all of it, from somebody who is as far in the log.
         Err(StoreError::NoExtent | StoreError::Removed) => return Ok(Vec::new()),

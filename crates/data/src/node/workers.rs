@@ -1,15 +1,14 @@
 //! The threads of one disk.
 //!
-//! Four queues: jobs of one extent that must stay in order go to one thread, chosen by the
-//! extent; reads go to whichever thread is free; what may take long (flushes, digests) has
-//! threads of its own, so that nothing waits behind it; and frees, which come by the thousand and
-//! for which nobody waits, have one, so that no flush waits behind them. A job returns what is to be done next on
-//! the node's thread.
+//! Jobs of one extent that must stay in order are a strand, on whichever thread is free; so are reads, in no order.
+//! Both have threads of their own for what is copied, that give way to those for clients. What may take long (flushes,
+//! digests) has threads too, so that nothing waits behind it; and frees, which come by the thousand and for which nobody
+//! waits, have one, so that no flush waits behind them. A job returns what is to be done next on the node's thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use milpa_host::jobs::Threads;
+use milpa_host::jobs::{Strands, Threads, Urgency};
 use milpa_types::{ExtentId, PartitionId};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -23,8 +22,9 @@ const SLOW_THREADS: usize = 4;
 
 /// The threads of one disk. They end when this is dropped and their queues are empty.
 pub(crate) struct Workers {
-    ordered: Vec<Threads>,
+    ordered: Strands<(PartitionId, ExtentId)>,
     reads: Threads,
+    copies: Threads,
     slow: Threads,
     frees: Threads,
     depth: Arc<AtomicUsize>,
@@ -40,13 +40,15 @@ impl Workers {
         depth_max: usize,
         events: UnboundedSender<DiskEvent>,
     ) -> std::io::Result<Workers> {
-        let one = |number| Threads::spawn(&format!("{name}-w{number}"), 1);
-        let ordered = (0..threads).map(one).collect::<std::io::Result<_>>()?;
-        let reads = Threads::spawn(&format!("{name}-r"), threads)?;
-        let slow = Threads::spawn(&format!("{name}-s"), SLOW_THREADS)?;
-        let frees = Threads::spawn(&format!("{name}-f"), 1)?;
+        let spawn =
+            |what, count, urgency| Threads::spawn(&format!("{name}-{what}"), count, urgency);
+        let ordered = Strands::spawn(name, threads)?;
+        let reads = spawn("r", threads, Urgency::Foreground)?;
+        let copies = spawn("c", threads, Urgency::Background)?;
+        let slow = spawn("s", SLOW_THREADS, Urgency::Foreground)?;
+        let frees = spawn("f", 1, Urgency::Foreground)?;
         let depth = Arc::new(AtomicUsize::new(0));
-        Ok(Workers { ordered, reads, slow, frees, depth, depth_max, events })
+        Ok(Workers { ordered, reads, copies, slow, frees, depth, depth_max, events })
     }
 
     /// Whether requests should be refused until the queues are shorter. Jobs that follow from
@@ -63,21 +65,37 @@ impl Workers {
     /// A job that runs after all earlier ones of the same extent.
     pub fn ordered<T: Send + 'static>(
         &self,
-        (partition, extent): (PartitionId, ExtentId),
+        extent: (PartitionId, ExtentId),
         job: impl FnOnce() -> T + Send + 'static,
         then: impl FnOnce(&mut Disk, T) + Send + 'static,
     ) {
-        let mixed = (partition.0 ^ extent.0.rotate_left(17)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let threads = self.ordered.len().max(1) as u64;
-        let thread = usize::try_from((mixed >> 32) % threads).unwrap_or(0);
-        if let Some(queue) = self.ordered.get(thread) {
-            self.submit(queue, job, then);
-        }
+        let report = self.report(then);
+        self.ordered.submit(extent, Urgency::Foreground, job, report);
+    }
+
+    /// The same, for what is copied here.
+    pub fn ordered_copy<T: Send + 'static>(
+        &self,
+        extent: (PartitionId, ExtentId),
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        let report = self.report(then);
+        self.ordered.submit(extent, Urgency::Background, job, report);
     }
 
     /// A job in no order that answers by itself.
     pub fn read(&self, job: impl FnOnce() + Send + 'static) {
         self.submit(&self.reads, job, |_, ()| {});
+    }
+
+    /// A job that reads what is copied, or verified, and for which no client waits.
+    pub fn copy<T: Send + 'static>(
+        &self,
+        job: impl FnOnce() -> T + Send + 'static,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) {
+        self.submit(&self.copies, job, then);
     }
 
     /// A job that may take long.
@@ -104,12 +122,20 @@ impl Workers {
         job: impl FnOnce() -> T + Send + 'static,
         then: impl FnOnce(&mut Disk, T) + Send + 'static,
     ) {
+        queue.submit(job, self.report(then));
+    }
+
+    /// Counts a job that is about to be submitted, and gives what it does at its end.
+    fn report<T: Send + 'static>(
+        &self,
+        then: impl FnOnce(&mut Disk, T) + Send + 'static,
+    ) -> impl FnOnce(T) + Send + 'static {
         self.depth.fetch_add(1, Ordering::Relaxed);
         let (depth, events) = (Arc::clone(&self.depth), self.events.clone());
-        queue.submit(job, move |result| {
+        move |result| {
             depth.fetch_sub(1, Ordering::Relaxed);
             let _ = events.send(DiskEvent::Then(Box::new(move |disk| then(disk, result))));
-        });
+        }
     }
 }
 

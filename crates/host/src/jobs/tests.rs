@@ -1,7 +1,8 @@
 use std::rc::Rc;
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::Duration;
 
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::task::LocalSet;
 
 use super::*;
@@ -15,7 +16,7 @@ fn simulated() -> (LocalSet, Entered) {
 
 #[test]
 fn one_thread_keeps_the_order_and_reports_after_each_job() {
-    let threads = Threads::spawn("one", 1).unwrap();
+    let threads = Threads::spawn("one", 1, Urgency::Foreground).unwrap();
     let (sender, receiver) = mpsc::channel();
     for number in 0..100 {
         let sender = sender.clone();
@@ -23,6 +24,69 @@ fn one_thread_keeps_the_order_and_reports_after_each_job() {
     }
     drop((threads, sender));
     assert_eq!(receiver.iter().collect::<Vec<_>>(), (0..100).collect::<Vec<_>>());
+}
+
+#[test]
+fn each_of_many_jobs_is_run_once_and_the_last_before_the_threads_end() {
+    let threads = Threads::spawn("four", 4, Urgency::Background).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    for number in 0..10_000 {
+        let sender = sender.clone();
+        threads.submit(move || number, move |done| sender.send(done).unwrap());
+    }
+    drop((threads, sender));
+    let mut done: Vec<i32> = receiver.iter().collect();
+    done.sort_unstable();
+    assert_eq!(done, (0..10_000).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_job_of_the_background_gives_way() {
+    let nice = || {
+        let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
+        let behind_the_name = stat.rsplit_once(") ").unwrap().1;
+        behind_the_name.split(' ').nth(16).unwrap().parse::<i32>().unwrap()
+    };
+    let of = |urgency| {
+        let (sender, receiver) = mpsc::channel();
+        let threads = Threads::spawn("one", 1, urgency).unwrap();
+        threads.submit(nice, move |nice| sender.send(nice).unwrap());
+        receiver.recv().unwrap()
+    };
+    assert_eq!(of(Urgency::Foreground), nice());
+    assert!(of(Urgency::Background) > nice());
+}
+
+#[test]
+fn a_strand_keeps_the_order_whoever_runs_its_jobs() {
+    let strands = Strands::spawn("strands", 3).unwrap();
+    let (sender, receiver) = mpsc::channel();
+    for number in 0..3000 {
+        let (key, sender) = (number % 5, sender.clone());
+        let urgency = if number % 3 == 0 { Urgency::Background } else { Urgency::Foreground };
+        strands.submit(key, urgency, move || number, move |done| sender.send(done).unwrap());
+    }
+    drop((strands, sender));
+    let done: Vec<i32> = receiver.iter().collect();
+    for key in 0..5 {
+        let of_key = done.iter().copied().filter(|number| number % 5 == key);
+        assert!(of_key.eq((0..3000).filter(|number| number % 5 == key)));
+    }
+}
+
+#[test]
+fn no_strand_waits_for_another_nor_a_client_for_the_background() {
+    let strands = Strands::spawn("strands", 1).unwrap();
+    let (hold, held) = mpsc::channel::<()>();
+    let (sender, done) = mpsc::channel();
+    strands.submit(1, Urgency::Background, move || held.recv(), |_| {});
+    for key in [1, 2] {
+        let sender = sender.clone();
+        strands.submit(key, Urgency::Foreground, move || key, move |key| sender.send(key).unwrap());
+    }
+    assert_eq!(done.recv_timeout(Duration::from_secs(10)), Ok(2));
+    drop(hold);
+    assert_eq!(done.recv_timeout(Duration::from_secs(10)), Ok(1));
 }
 
 #[test]
@@ -61,7 +125,7 @@ async fn simulated_jobs_take_their_time_on_this_thread() {
     let began = Instant::now();
     let (sender, mut reports) = unbounded_channel();
     let jobs = async {
-        let threads = Threads::spawn("pair", 2).unwrap();
+        let threads = Threads::spawn("pair", 2, Urgency::Foreground).unwrap();
         for number in 0..3 {
             let sender = sender.clone();
             let work = move || (number, thread::current().id());
@@ -84,7 +148,7 @@ async fn a_dropped_node_drops_its_jobs() {
     let (local, _entered) = simulated();
     let (sender, mut done) = unbounded_channel();
     let jobs = async {
-        let threads = Threads::spawn("one", 1).unwrap();
+        let threads = Threads::spawn("one", 1, Urgency::Foreground).unwrap();
         for number in 0..2 {
             let (work, report) = (sender.clone(), sender.clone());
             threads.submit(
