@@ -135,11 +135,11 @@ fn writer_silent_ms_default() -> u64 {
 fn scrub_period_s_default() -> u64 {
     14 * 86_400
 }
-/// Four nodes that share two cores and one disk copy 300 MB/s with it, and clients' p99 is two to three times as long
+/// Four nodes that share two cores and one disk copy 360 to 390 MB/s with it, and clients' p99 is one to two times as long
 /// meanwhile: docs/guarantees.md, P7, has what was measured with this and with other values (`milpa-bench recovery
 /// --repair-mib`).
 fn repair_bytes_per_second_default() -> u64 {
-    80 << 20
+    104 << 20
 }
 fn log_bytes_max_default() -> u64 {
     64 << 20
