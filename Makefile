@@ -95,7 +95,7 @@ bench-million: release ## a million inodes: memory for each, restart of each met
 bench-directory: release ## 100,000 files in one directory: ls and the mount's memory
 	target/release/milpa-bench directory
 
-bench-recovery: release ## a data node lost: files/s until redundant again (FILES=500000 for the long form)
+bench-recovery: release ## a data node lost that holds FILES files (50000): files/s until redundant again
 	target/release/milpa-bench recovery --files $${FILES:-50000}
 
 bench-failover: release ## servers killed under load: the longest call that a client sees

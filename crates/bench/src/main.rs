@@ -58,7 +58,7 @@ enum Command {
     },
     /// A data node lost for good: how soon its replicas are made again, and what clients notice
     Recovery {
-        /// How many files of 4 KiB
+        /// How many files of 4 KiB the node holds that is lost
         #[arg(long, default_value_t = 50_000)]
         files: u64,
         /// What repair may copy to each disk in a second, in MiB; else the default of data nodes

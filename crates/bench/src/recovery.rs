@@ -13,6 +13,9 @@ use serde_json::Value;
 
 use crate::million::{connect, finish, name};
 
+/// Data nodes, and on how many of them each file is.
+const NODES: u64 = 5;
+const COPIES_OF_FILE: u64 = 3;
 const FILE_BYTES: usize = 4096;
 const FILES_PER_DIRECTORY: u64 = 10_000;
 /// Files under way at once while the cluster is filled.
@@ -27,9 +30,12 @@ const COPY_BYTES: usize = 256 << 20;
 const COPIES: usize = 7;
 const HEAL_MAX: Duration = Duration::from_secs(3600);
 
-/// Fills the cluster, kills a data node and deletes its directory, and watches.
-pub fn run(files: u64, repair_mib: Option<u64>) -> Outcome {
-    let bed = Testbed::start_tuned(&["--nodes", "5"], |process, table| match &*process.role {
+/// Fills the cluster until a data node has to hold `files_lost` files or more, kills that and deletes its directory, and
+/// watches.
+pub fn run(files_lost: u64, repair_mib: Option<u64>) -> Outcome {
+    let files = (files_lost * NODES).div_ceil(COPIES_OF_FILE);
+    let nodes = NODES.to_string();
+    let bed = Testbed::start_tuned(&["--nodes", &nodes], |process, table| match &*process.role {
         "manager" => set(table, Some("policy"), "dead_after_ms", 5_000),
         "data" => {
             let bytes = repair_mib.map(|mib| mib << 20);
@@ -55,7 +61,7 @@ pub fn run(files: u64, repair_mib: Option<u64>) -> Outcome {
     println!("write + close + read of 4 KiB, {CALLERS} callers, quiet:   {}", quiet.describe());
     let lost = largest(&bed)?;
     let all: u64 = used(&bed)?.iter().map(|(_, bytes)| bytes).sum();
-    let share = lost.bytes as f64 / (all as f64 / 3.0);
+    let share = lost.bytes as f64 / (all as f64 / COPIES_OF_FILE as f64);
     let files_lost = files as f64 * share;
     println!("killing {}: {} MB, {files_lost:.0} files", lost.name, lost.bytes / 1_000_000);
     let process = bed.process(&lost.name)?;
@@ -147,20 +153,30 @@ fn largest(bed: &Testbed) -> Outcome<Node> {
     Err(format!("no process is node {id}"))
 }
 
-/// How long until the first task, and from there until everything is whole again.
+/// How long until the first task, and from there until everything is whole again. By a manager's metrics, and only at the
+/// end with a command: one every moment would be a load of its own on what is measured.
 fn watch(bed: &Testbed, lost: u64) -> Outcome<(Duration, Duration)> {
     let started = Instant::now();
     let mut begun: Option<Duration> = None;
     bed.wait_until("fully redundant", HEAL_MAX, |bed| {
-        let tasks = bed.json(&["task", "list"]).ok();
-        let tasks = tasks.as_ref().and_then(Value::as_array).map_or(0, Vec::len);
-        if begun.is_none() && tasks > 0 {
+        let Some(tasks) = tasks(bed) else { return false };
+        if begun.is_none() && tasks > 0.0 {
             begun = Some(started.elapsed());
         }
-        begun.is_some() && tasks == 0 && is_whole(bed, lost)
+        begun.is_some() && tasks == 0.0 && is_whole(bed, lost)
     })?;
     let begun = begun.unwrap_or_default();
     Ok((begun, started.elapsed() - begun))
+}
+
+/// Replicas being made, as the manager says that leads.
+fn tasks(bed: &Testbed) -> Option<f64> {
+    let mut managers = bed.processes().iter().filter(|process| process.role == "manager");
+    let leader = managers.find(|process| {
+        let leads = milpa_testbed::metric(&process.http_listen, "milpa_manager_raft_is_leader");
+        leads == Some(1.0)
+    })?;
+    milpa_testbed::metric(&leader.http_listen, "milpa_manager_tasks")
 }
 
 fn is_whole(bed: &Testbed, lost: u64) -> bool {
@@ -168,7 +184,7 @@ fn is_whole(bed: &Testbed, lost: u64) -> bool {
     let Some(partitions) = list["Partitions"]["data"].as_array() else { return false };
     partitions.iter().all(|partition| {
         let members = partition["members"].as_array().cloned().unwrap_or_default();
-        members.len() == 3 && !members.contains(&lost.into())
+        members.len() as u64 == COPIES_OF_FILE && !members.contains(&lost.into())
     })
 }
 

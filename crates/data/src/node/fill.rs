@@ -71,8 +71,7 @@ impl Filling {
         let mut is_mark_known = false;
         while held < length {
             self.may_grow(epoch).await?;
-            // What begins within a block goes through memory: the next begins with one.
-            let wanted = (length - held).min(FILL_BYTES_MAX - held % BLOCK_BYTES);
+            let wanted = chunk_bytes(held, length);
             let turn = self.shared.repair_turn(self.disk).await;
             let chunk = match self.fetch_from(extent, (held, wanted), source).await {
                 Err(DataError::Doubtful { block } | DataError::Unsettled { block }) => {
@@ -316,6 +315,12 @@ pub(crate) struct Fill {
     waiting: Vec<Reply>,
 }
 
+/// How much of an extent of `length` bytes is fetched next, of which `held` are here. What begins within a block goes
+/// through memory: the next chunk begins with one.
+fn chunk_bytes(held: u64, length: u64) -> u64 {
+    length.saturating_sub(held).min(FILL_BYTES_MAX - held % BLOCK_BYTES)
+}
+
 /// Makes the extent if it is missing, and opens it if it is sealed. Of one that is longer than it is to be the
 /// block goes in which it is to end, if that is damaged. Returns how long it is.
 fn prepare(store: &ExtentStore, new: NewExtent, length: u64) -> Result<u64, StoreError> {
@@ -477,6 +482,30 @@ impl Disk {
         let Some(partition) = self.partitions.get_mut(&id) else { return };
         for reply in partition.filling.remove(&extent).into_iter().flat_map(|fill| fill.waiting) {
             answer_done(reply, result.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn of_a_copy_only_the_first_chunk_begins_within_a_block(
+            held in 0..=1u64 << 20,
+            length in 1..=4u64 << 20,
+        ) {
+            let mut at = held.min(length);
+            while at < length {
+                let wanted = chunk_bytes(at, length);
+                prop_assert!(wanted > 0 && wanted <= FILL_BYTES_MAX);
+                at += wanted;
+                prop_assert!(at == length || at % BLOCK_BYTES == 0);
+            }
+            prop_assert_eq!(at, length);
         }
     }
 }
